@@ -23,11 +23,8 @@ import pytest
 from expert.jobs.report import report
 from tests.insight.pages import (
     HOSTILE,
-    finished,
     hostile_run,
     some_ladder,
-    started,
-    step_event,
     usual,
     write_run,
 )
@@ -133,28 +130,12 @@ def test_every_kind_of_figure_is_seen_side_by_side_with_another_run(tmp_path):
     check(look(written.html, tmp_path / "look", width=PHONE), written.figures, width=PHONE)
 
 
-def test_text_is_light_on_a_dark_screen_and_dark_on_a_light_one(tmp_path):
-    written = report(write_run(tmp_path / "run", usual()))
-    colours = [
-        look(written.html, tmp_path / "look", dark=dark).facts["ink"] for dark in (False, True)
-    ]
-    light, dark = [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours]
-    assert light < 3 * 64
-    assert dark > 3 * 192
-
-
 def test_hostile_text_neither_runs_nor_loads_anything(tmp_path):
     text = " ".join(HOSTILE)
     written = report(hostile_run(tmp_path / "run", text))
     seen = look(written.html, tmp_path / "look")
     check(seen, written.figures, width=SCREEN)
     assert "<script>alert(1)</script>" in seen.facts["title"]
-
-
-def test_one_step_makes_figures_that_can_be_seen(tmp_path):
-    events = [started(), step_event(1), finished(1)]
-    written = report(write_run(tmp_path / "run", events))
-    check(look(written.html, tmp_path / "look"), written.figures, width=SCREEN)
 
 
 def test_the_page_can_be_printed(tmp_path):

@@ -6,13 +6,12 @@ import errno
 import json
 import os
 import shutil
-import webbrowser
 from pathlib import Path
 
 import pytest
 
 from expert.core import events, links
-from tests.insight.pages import FIGURES, finished, step_event, usual, write_run
+from tests.insight.pages import FIGURES, usual, write_run
 from tests.jobs.trained_runs import finished as finished_run
 
 
@@ -105,25 +104,6 @@ def test_what_cannot_be_reported_or_written_is_refused_with_the_reason(run, tmp_
         ran = run("report", *words)
         assert ran.code == 2
         assert reported in ran.err
-
-
-def test_open_shows_the_file_in_the_browser(run, tmp_path, monkeypatch):
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
-    folder = write_run(tmp_path / "my run", usual(4))
-    assert run("report", str(folder)).code == 0
-    assert opened == []
-    assert run("report", str(folder), "--open").code == 0
-    assert opened == [(folder / "report.html").as_uri()]
-
-
-def test_findings_are_counted_in_the_terminal(run, tmp_path):
-    lines = [step_event(n, time_data_wait=2.0, seconds=2.5) for n in range(1, 30)]
-    folder = write_run(tmp_path / "run", [usual()[0], *lines, finished(30)])
-    ran = run("report", str(folder))
-    assert ran.out.startswith("learning: The training loss fell from ")
-    assert ran.out.splitlines()[1].startswith("data-bound: ")
-    assert f"see the page, or expert diagnose {folder}" in ran.out
 
 
 def test_the_loss_of_the_last_line_is_the_same_in_train_watch_and_report(run, tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.trained_runs import finished
-from tests.run.test_status import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
+from tests.run.test_status import NO_SUCH_PID, STARTED, STEP, a_run
 
 
 def facts_of(run, folder) -> dict[str, str]:
@@ -45,23 +45,6 @@ def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watchi
     assert found["steps_per_second"] > 0
     assert found["cpu_peak_memory_bytes"] > 100_000_000
     assert (found["gpu_utilization"], found["gpu_peak_memory_bytes"]) == (None, None)
-
-
-def test_losses_speed_and_memory_of_a_run_on_a_card_are_shown(run, tmp_path):
-    card = {"steps_per_second": 2.5, "gpu_utilization": 97.4, "peak_reserved_bytes": 3 * 2**30}
-    evals = [{"event": "eval", "step": s, "loss": v} for s, v in ((4, 1.25), (9, 1.75))]
-    test = {"event": "eval", "step": 9, "loss": 1.75, "split": "test"}
-    ending = {**FINISHED, "eval_loss": 1.25}
-    a_run(tmp_path / "r", STARTED, STEP | card, *evals, test, ending)
-    facts = facts_of(run, tmp_path / "r")
-    assert (facts["steps/s"], facts["GPU use"]) == ("2.50", "97 %")
-    assert (facts["peak memory"], facts["test loss"]) == ("3.0 GiB of the GPU", "1.7500")
-    assert facts["validation loss, last"] == "1.7500"
-    assert facts["validation loss, best"] == "1.2500 at step 4"
-    found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
-    assert (found["eval_loss"], found["best_eval_loss"]) == (1.75, 1.25)
-    a_run(tmp_path / "n", STARTED, STEP | {"steps_per_second": "nan"})  # as a file has it
-    assert run("watch", str(tmp_path / "n"), "--once").code == 0
 
 
 def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):

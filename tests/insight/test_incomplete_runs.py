@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from expert.insight.page.render import page_html
 from tests.each import each
 from tests.insight.pages import (
     check_harmless,
@@ -20,12 +19,6 @@ from tests.insight.pages import (
     words_of,
     write_run,
 )
-
-
-def test_a_run_with_one_step_has_its_figures(tmp_path: Path):
-    page = page_of(write_run(tmp_path / "run", [started(), step_event(1), finished(1)]))
-    assert {"loss", "rate", "throughput", "average-step", "phases"} <= set(figures_of(page))
-    check_harmless(page_html(page))
 
 
 def test_a_run_that_was_killed_has_a_page_even_before_its_first_step(tmp_path: Path):

@@ -10,7 +10,7 @@ from expert.insight.page.blocks import CaseExample, Folded
 from expert.insight.page.render import page_html
 from tests.each import each
 from tests.insight.pages import START, finished, page_of, started, step_event, usual, write_run
-from tests.insight.records import PLAN, evidence, finished_events, record, step_events
+from tests.insight.records import evidence, finished_events, record, step_events
 
 FALLING = [2.0 * 0.9**n for n in range(50)]
 MEMORISED = [1.2 * 0.9**n for n in range(50)]
@@ -72,20 +72,6 @@ def test_a_run_that_memorised_its_rows_is_overfitted():
     assert found.sentence.endswith("The final weights are the last ones, not the best.")
     assert found.fix.startswith("training.config.load_best_model_at_end: true; ")
     assert not found.is_good
-
-
-def test_a_run_that_was_not_evaluated_yet_is_not_said_to_have_no_rows_held_out():
-    plan = {**PLAN, "data": {**PLAN.get("data", {}), "validation": "5% of the rows"}}
-    found = judge_learning(evidence(record(finished_events(steps_of(FALLING)), plan)))
-    assert "The held-out rows have not been evaluated" in found.sentence
-    assert "No rows were held out" not in found.sentence
-
-
-def test_early_stopping_is_reported():
-    ended = {"event": "finished", "step": 50, "early": True}
-    events = finished_events(steps_of(FALLING), *evals_of(1.5, 1.0, 1.01))[:-1]
-    found = judge_learning(evidence(record([*events, ended])))
-    assert "Early stopping ended it" in found.sentence
 
 
 # --- on the page ---------------------------------------------------------------------------------

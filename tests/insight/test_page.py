@@ -39,7 +39,6 @@ from tests.insight.pages import (
     write_run,
 )
 from tests.jobs.trained_runs import finished as finished_run
-from tests.jobs.trained_runs import finished_characters
 
 
 def page_with(tmp_path: Path, events: list[dict[str, Any]] | None = None, **files: Any) -> Page:
@@ -58,14 +57,6 @@ def test_an_unknown_value_of_the_plan_has_its_reason_beside_it(tmp_path):
     assert row[:3] == ("length.seconds", "unknown", "nobody measured it")
 
 
-def test_the_kind_of_the_verdict_is_shown_once(tmp_path):
-    run = run_facts(write_run(tmp_path / "run", usual()))
-    for told in ("compute-bound: good.", "compute-bound, on crowded cores. It computes."):
-        verdict = Verdict(kind="compute-bound", sentence=told)
-        page = make_page(replace(run, verdict=verdict, learning=UNKNOWN_LEARNING))
-        assert f"{page.kind} {page.verdict}".lower().count("compute-bound") == 1
-
-
 def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
     page = page_of(finished_run("lora"))
     assert set(figures_of(page)) == FIGURES | {"row-lengths"}
@@ -78,12 +69,6 @@ def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
     assert {row[0]: row[2] for row in hashes.rows} == {n: f["sha256"] for n, f in listed.items()}
     assert page.kind
     assert "The run finished." in page.reasons
-
-
-def test_a_run_of_a_character_model_has_its_page_too():
-    page = page_of(finished_characters())
-    assert {"loss", "rate", "throughput", "average-step", "story"} <= set(figures_of(page))
-    check_harmless(page_html(page))
 
 
 def test_a_cpu_run_shows_its_losses_its_plan_and_why_there_is_nothing_of_a_gpu(tmp_path: Path):
@@ -135,27 +120,6 @@ def test_a_clock_throttled_by_heat_is_drawn_and_a_steady_one_is_not(tmp_path, fi
     assert (clock.note if clock is not None else None) == note
 
 
-def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path):
-    lines = [step_event(number, tokens=1000, seconds=0.5) for number in range(1, 20)]
-    lines += [step_event(20, tokens=5000, seconds=0.5)]
-    cards = cards_of(page_with(tmp_path, [started(), *lines, finished(20)]))
-    # Three warm-up steps; then 16 × 1,000 and 5,000 tokens in 17 half seconds.
-    speed = cards["Tokens per second"]
-    assert speed.value == "2,000"
-    mean = f"mean {21_000 / 8.5:,.0f}, stalls included"
-    assert speed.note == f"median of the log lines; {mean}; 1,900 over the whole run"
-    assert cards["Steps"].value == "20"
-    assert "of 30" in cards["Steps"].note
-
-
-def test_a_finished_run_has_all_its_steps_though_the_last_line_came_before(tmp_path: Path):
-    lines = [step_event(number) for number in (10, 20)]
-    epoch = {"event": "epoch", "time": START + 30, "step": 30, "epoch": 1, "tokens": 31_000}
-    events = [started(), *lines, epoch, finished(30)]
-    card = cards_of(page_with(tmp_path, events))["Steps"]
-    assert (card.value, card.note) == ("30", "of 30, 1 epoch, 31,000 tokens")
-
-
 def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_where_it_is_worse(
     tmp_path: Path,
 ):
@@ -193,19 +157,6 @@ def test_a_repeated_step_is_drawn_once(tmp_path: Path):
     assert {y for x, y in points if x >= 5} == {9.0}
     [told] = [row for grid in grids_of(page, "story") for row in grid.rows if "rolled back" in row]
     assert told[3] == "rolled back from step 10 to 4"
-
-
-def test_skipped_steps_are_left_out_of_the_learning_rate(tmp_path: Path):
-    before = [step_event(n, rate=1e-3) for n in range(1, 11)]
-    back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
-    after = [step_event(n, rate=1e-4) for n in range(5, 13) if n not in (8, 9)]
-    events = [started(), *before, {**back, "skipped": [[7, 8]]}, *after, finished(12)]
-    figures = figures_of(page_with(tmp_path, events))
-    rate: Any = figures["rate"].chart
-    loss: Any = figures["loss"].chart
-    assert {y for x, y in rate.series[0].points if x >= 5} == {1e-4}
-    assert [x for x, _ in rate.series[0].points] == [n for n in range(1, 13) if n not in (8, 9)]
-    assert [x for x, _ in loss.series[0].points] == list(range(1, 13))  # the spike is shown
 
 
 def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path):
@@ -250,19 +201,6 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
     assert "25.0%" in text
 
 
-def test_a_page_on_plain_text_shows_the_loss_and_shows_that_nothing_could_be_judged(tmp_path: Path):
-    facts: dict[str, Any] = {
-        "gate": {"passed": None, "reasons": []},
-        "cases": [],
-        "accuracy": None,
-        "rows": {"loss": 1.25, "tokens": 900},
-    }
-    text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert "The rows are plain text: there are no answers to judge." in text
-    assert "Loss" in text
-    assert "correct answers: plain text has no answers" in text
-
-
 # --- data ----------------------------------------------------------------------------------------
 
 
@@ -293,11 +231,6 @@ def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path
     assert "why: &lt;i&gt;bad&lt;/i&gt;" in page_html(page)
 
 
-def test_data_that_is_gone_is_reported_as_gone(tmp_path: Path):
-    run = write_run(tmp_path / "run", [started(), data_event("/no/such/folder"), *usual()[1:]])
-    assert "/no/such/folder no longer exists" in words_of(page_of(run))
-
-
 def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
     facts = {
         "accuracy": 0.9,
@@ -323,34 +256,6 @@ def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trai
     assert (card.value, card.note) == ("90.0%", "70.0% to 97.0%")
     without = page_of(write_run(tmp_path / "other", usual()))
     assert "It is not validated yet: run expert validate." in without.reasons
-
-
-def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
-    names = ("train", "validation", "test")
-    told = [{**data_event(str(tmp_path / name)), "split": name} for name in names]
-    columns = "Columns(kind='instruction', instruction='ask', input='', response='say')"
-    recipe = {"columns": columns, "learn_prompt": False, "checks": ""}
-    for name in names:
-        (tmp_path / name).mkdir()
-        for file, facts in (("statistics", {"rows_in": 3}), ("recipe", recipe)):
-            (tmp_path / name / f"{file}.json").write_text(json.dumps(facts), encoding="utf-8")
-    page = page_with(tmp_path, [*usual()[:1], *told, *usual()[1:]])
-    titles = [section.title for section in page.sections if section.name.startswith("data")]
-    assert titles == ["Data: train", "Data: validation", "Data: test"]
-    rows = {row[0]: row[1] for row in grids_of(page, "data")[0].rows}
-    assert rows["columns"] == "instruction: ask, response: say"
-    assert rows["prompts are trained on"] == "no"
-    assert "row checks" not in rows
-
-
-def test_a_ladder_beside_a_run_shows_with_how_many_threads_each_was_measured(tmp_path: Path):
-    because = "other processes use 1.3 of 2 cores"
-    threads = {"event": "threads", "time": START, "threads": 1, "cores": 2, "because": because}
-    made = json.loads(some_ladder().model_dump_json()) | {"environment": {"threads": 2}}
-    page = page_with(tmp_path, [usual()[0], threads, *usual()[1:]], ladder=made)
-    assert f"This run: 2,000 tokens/s, with 1 thread ({because}); the benchmark had 2." in words_of(
-        page
-    )
 
 
 # --- several runs, a ladder ----------------------------------------------------------------------

@@ -83,16 +83,6 @@ def test_chat_gives_the_answers_of_expert_sample(loaded):
     assert answered(loaded, name, **drawn) != answered(loaded, name, **{**drawn, "seed": 4})
 
 
-def test_the_page_names_both_conversations_and_offers_what_can_be_set(loaded):
-    page = loaded.page(f"/run/{loaded.id_of(finished('lora').name)}/chat")
-    for part in ('role="log"', 'aria-label="Conversation with the expert"', 'data-state="ready"',
-                 'name="temperature"', 'name="max_tokens"', 'name="seed"'):  # fmt: skip
-        assert part in page
-    chats = loaded.page("/chat")
-    assert finished("lora").name in chats
-    assert EMPTY not in chats  # it has no checkpoint to chat with
-
-
 def test_the_child_process_requires_its_token(loaded):
     import httpx
 
@@ -101,12 +91,6 @@ def test_the_child_process_requires_its_token(loaded):
     assert httpx.post(place, json={}, trust_env=False).status_code == 401
     page = loaded.page(f"/run/{loaded.id_of(finished('lora').name)}/chat")
     assert child.token not in page + " ".join(child.process.args)
-
-
-def test_a_full_context_shows_the_error_of_serve(loaded):
-    long = [{"role": "user", "content": "red " * 40_000}]
-    _, problems = answered(loaded, finished("lora").name, model="expert", messages=long)
-    assert "context" in problems[0]
 
 
 @each("given", [{"temperature": 9}, {"max_tokens": 0}, {"seed": "x"}, {"messages": []},

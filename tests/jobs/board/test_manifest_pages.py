@@ -159,11 +159,6 @@ def test_form_values_become_set_options_of_the_right_type(path, value, word):
     assert set_options({"set": {path: value}}) == ["--set", f"{path}={word}"]
 
 
-def test_rows_are_shown_as_the_model_sees_them(made):
-    place = f"/manifest/{made.id_of('demo', 'manifest')}/rows"
-    assert "Is 0 a number?&lt;|im_end|&gt;" in made.post(place).json()["html"]
-
-
 @each("given", [
     {"set": []}, {"set": {"nothing": "1"}}, {"set": {"name": 1}}, {"set": {"name": "x" * 999}},
     {"set": {"name=1 --json": "1"}}, {"set": {"training.dataset.tasks.a=b.train": "1"}},
@@ -219,20 +214,6 @@ def test_a_file_that_is_too_long_is_refused_and_removed(tmp_path, monkeypatch):
     assert answer.status_code == 409
     assert "100" in answer.json()["problem"] or "KiB" in answer.json()["problem"]
     assert left_over(tmp_path) == []
-
-
-def test_an_invalid_upload_shows_the_error_of_expert_new(tmp_path):
-    answer = send(BoardClient(tmp_path), b"\x00\x01 nothing")
-    assert answer.status_code == 409
-    assert "rows.jsonl" in answer.json()["problem"]
-    assert not (tmp_path / "demo").exists()
-
-
-def test_an_expert_in_a_folder_that_is_not_searched_is_reported(tmp_path):
-    answer = send(BoardClient(tmp_path), name="final")
-    assert answer.status_code == 409
-    assert "but the board does not search that folder" in answer.json()["problem"]
-    assert (tmp_path / "final" / "manifest.json").is_file()
 
 
 @each("place", ["/new", "/manifest/{id}"])

@@ -90,14 +90,6 @@ def test_the_comparison_is_that_of_the_report(folder):
     assert part("section", comparison_section(runs)) in page
 
 
-def test_a_new_run_appears(folder):
-    browser = BoardClient(folder)
-    assert browser.page("/").count("<article") == 2
-    name = "new-20260102-120000"
-    write_run(folder / "runs" / name, usual())
-    assert browser.page(f"/run/{browser.id_of(name)}")
-
-
 @each("text", HOSTILE)
 def test_hostile_text_stays_text_on_every_page(text, tmp_path):
     name = re.sub(r"[/\x00\ud800]", "", text)[:40].strip(".") or "x"
@@ -128,16 +120,6 @@ def harmless(html: str) -> None:
             assert key != "href" or re.match(r"/(?!/)|#|data:,$", value), value
             assert key != "style" or re.fullmatch(r"[a-z0-9.:;%-]+", value)
     assert all(attributes.get("src") for name, attributes in tags.found if name == "script")
-
-
-def test_the_answer_of_the_baseline_stands_beside_that_of_the_expert(folder):
-    case = {"id": "a", "prompt": "p", "expected": "e", "answer": "ours", "passed": True}
-    baseline = {"accuracy": 0.0, "cases": [{**case, "answer": "theirs", "passed": False}]}
-    validation = {"accuracy": 1.0, "cases": [case], "baseline": baseline}
-    (folder / "runs" / ONE / "validation.json").write_text(json.dumps(validation))
-    browser = BoardClient(folder)
-    page = browser.page(f"/run/{browser.id_of(ONE)}")
-    assert "<dt>answer</dt><dd>ours</dd><dt>baseline answer</dt><dd>theirs</dd>" in page
 
 
 # --- folders -------------------------------------------------------------------------------------
@@ -195,12 +177,6 @@ def test_tags_and_notes_are_kept_beside_the_run_within_limits_and_shown(folder):
     browser.post(f"{place}/notes", {"tags": tags, "note": "x" * 99_999})
     notes = read_notes(folder / "runs" / ONE)
     assert (len(notes.tags), max(map(len, notes.tags)), len(notes.text)) == (MAX_TAGS, 40, 4_000)
-
-
-@each("content", ["", "[]", '{"tags": 5, "note": []}', '{"tags": [1, {}]}', "{", "null"])
-def test_damaged_notes_count_as_empty(content, tmp_path):
-    (tmp_path / NOTES_FILE).write_text(content, encoding="utf-8")
-    assert read_notes(tmp_path) == Notes()
 
 
 # --- live ----------------------------------------------------------------------------------------

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
@@ -69,7 +71,7 @@ class Summary:
         if status is None:
             return {}
         total = f" / {status.total_steps:,}" if status.total_steps else ""
-        known = {
+        known: dict[str, tuple[Any, Callable[[Any], str]]] = {
             "step": (status.step, lambda n: f"{n:,}{total}"),
             "loss": (next((y for _, y in reversed(self.losses) if y is not None), None), loss),
             "validation loss": (status.eval_loss, loss),
