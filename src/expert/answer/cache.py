@@ -171,7 +171,9 @@ class PromptMemory:
             part = memory[: rows * width]
             return part.view(rows, memory.shape[1], width, memory.shape[2])
 
-        layers = [PromptLayer(shaped(keys), shaped(values), None) for keys, values in self._layers]
+        layers: list[Any] = [
+            PromptLayer(shaped(keys), shaped(values), None) for keys, values in self._layers
+        ]
         return Cache(layers=layers)
 
 
