@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experts test docs-test slow-test llama-test fault-test soak-test fuzz gpu-test tracker-test bench-data \
+.PHONY: help demo experts test docs-test slow-test llama-test fault-test fuzz gpu-test tracker-test bench-data \
 	check fix clean
 
 help:            ## list the targets
@@ -63,12 +63,6 @@ ROWS   ?=
 
 fault-test: $(READY)  ## every fault of docs/RELIABILITY.md and a table of what survived; FAULTS=0.1 makes a tenth; ROWS=4,5
 	@FAULTS=$(FAULTS) ROWS=$(ROWS) $(BIN)/python -m pytest -q -p no:xdist -p tests.faults.matrix -m 'fault and not gpu'
-
-HOURS   ?= 2
-SOAK    := build/soak-$(shell date +%Y%m%d-%H%M%S)
-
-soak-test: $(READY)   ## runs of `tiny` that meet a fault every 20 s and resume; HOURS=2, or MINUTES
-	@$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),$$((60 * $(HOURS)))) --folder $(SOAK) --out $(SOAK).json
 
 fuzz: $(READY)        ## every parser with files damaged at random, MINUTES=1 for each; finds become tests
 	@$(BIN)/python -m tests.faults.fuzz --minutes $(or $(MINUTES),1)
