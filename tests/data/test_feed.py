@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -139,18 +138,6 @@ def documents_in(batch: Batch) -> list[tuple[list[int], ...]]:
     return [document for document in cut if set(document[0]) != {PAD_ID}]
 
 
-def test_a_step_stays_valid_until_the_next_one():
-    case = Case()
-    with case.feed(2) as feed:
-        updates = iter(feed)
-        for done in range(6):
-            fed = next(updates)
-            time.sleep(0.01)  # the thread has filled whatever it may fill
-            expected = case.by_hand(done, 2)
-            for batch, arrays in zip(fed.batches, expected, strict=True):
-                np.testing.assert_array_equal(batch.tokens.flatten().numpy(), arrays.tokens)
-
-
 def test_errors_of_the_feed_thread_are_raised_in_the_consumer():
     case = Case()
 
@@ -226,16 +213,3 @@ def test_widths_are_those_of_a_ranks_micro_batches_of_an_epoch(world, monkeypatc
         if not batch.filler
     ]
     assert set(widths_of(case.order, case.index, 2, 99, world)) == set(needed)
-
-
-def test_a_batch_is_padded_to_the_next_width_and_one_that_needs_more_to_all_places(monkeypatch):
-    monkeypatch.setattr(feeds, "FLAT_TO", 4)
-    case = Case()
-    with case.feed(5, flat=True) as feed:
-        needed = [fed.batches[0].tokens.shape[1] for fed in feed]
-    given = sorted(set(needed))[:-1]
-    with case.feed(5, flat=True, widths=(given[0], given[-1])) as feed:
-        padded = [fed.batches[0].tokens.shape[1] for fed in feed]
-    expected = [next(w for w in (given[0], given[-1], 5 * 64) if w >= one) for one in needed]
-    assert padded == expected
-    assert len(set(expected)) == 3

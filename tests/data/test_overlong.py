@@ -103,21 +103,6 @@ def test_rows_that_are_learnt_whole_split_or_laid_end_to_end_leave_no_answer_out
     assert sum("answer" in text for text in texts_of(made, "train")) == 30
 
 
-def test_the_places_of_a_soft_prompt_count(tmp_path):
-    manifest = an_expert_of(tmp_path, ROWS[:30])
-    lengths = prepare(manifest).train.open().lengths
-    room = int(lengths.max()) + 8
-    manifest.write_text(
-        manifest.read_text().replace(
-            '"training"', '"soft_prompts": [{"name": "lead", "tokens": 60}], "training"'
-        )
-    )
-    fits = prepare(manifest, overrides=(f"max_seq_length={room + 60}",))
-    assert fits.train.index.overlong.unlearnt == 0
-    with pytest.raises(DataError, match=r"train: 30 of 30 rows \(100%\) are left out"):
-        prepare(manifest, overrides=("max_seq_length=66",))
-
-
 @each("split", ["train", "validation", "test"])
 def test_a_split_of_which_no_answer_is_left_is_refused(tmp_path, split):
     names = {name: f"{name}.jsonl" for name in ("train", "validation", "test")}

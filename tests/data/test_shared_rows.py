@@ -6,12 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import expert
-from expert.data.count import count_rows
-from expert.data.named_sources import named_sources
 from expert.data.tokens.row_keys import RowKeys
-from expert.manifest.reader import read_manifest
-from expert.planning.run_plan import RunPlan
 from expert.run.open import prepare
 from tests.each import each
 from tests.jobs.runs import ROWS, write_expert
@@ -85,22 +80,3 @@ def test_what_rows_are_recognised_by_is_made_once_and_a_single_row_is_told_as_on
     monkeypatch.setattr(RowKeys, "of", refuse)
     again = prepare(file)
     assert again.shared == first.shared != ()
-
-
-def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):
-    file = an_expert(tmp_path, validation=[ROWS[1]])
-
-    def told(plan: RunPlan) -> list[str]:
-        return [each.text for each in plan.remarks if "in the training rows as well" in each.text]
-
-    assert told(expert.plan(file)) == []
-    prepare(file)
-    assert len(told(expert.plan(file))) == 1
-    for kept in (tmp_path / "datasets_optimized").rglob("rows-*.npy"):
-        kept.unlink()
-    read = read_manifest(file)
-    plan = expert.plan(read)
-    assert told(plan) == [], "a plan reads no tokens"
-    counts = count_rows(read, plan, named_sources(read))
-    assert counts is not None
-    assert counts.packed is not None, "and finds the packed rows without them"

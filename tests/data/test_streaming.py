@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from expert.data.feed.streaming import Stream, StreamPosition, divided
+from expert.data.feed.streaming import Stream, StreamPosition
 from expert.data.pack.pack import pack_best_fit
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.encoder import CharacterEncoder
@@ -145,15 +144,6 @@ def unlearnt(store, seed):
 def test_a_stream_whose_first_rows_have_no_trained_tokens_is_an_error(count, encoder, pack, told):
     with pytest.raises(DataError, match=told):
         a_stream(Source(count), encoder=encoder, pack=pack)
-
-
-def test_fuller_bins_than_there_are_boundaries_for_are_divided():
-    index = pack_best_fit(np.full(90, 3, np.int32), LENGTH, 0)
-    most = divided(index, 8)
-    assert np.diff(most.bin_offsets).max() == 8
-    assert most.bin_offsets[-1] == index.bin_offsets[-1]
-    together = Counter(piece for number in range(most.bins) for piece in most.pieces(number))
-    assert together == Counter(p for number in range(index.bins) for p in index.pieces(number))
 
 
 def test_a_window_without_trained_tokens_makes_no_step():

@@ -188,16 +188,6 @@ def test_tokens_that_do_not_fit_are_an_error_where_there_are_no_rows(tmp_path, s
             ask(file)
 
 
-def test_missing_or_undeclared_tokens_give_a_warning(tmp_path):
-    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "use_pretokenized": True})
-    made = prepare(file)
-    assert made.train.rows == 108
-    assert "train.jsonl has no input_ids" in made.doubts[0].text
-    save(tmp_path / "tokens", ROWS)
-    with pytest.raises(DataError, match=r"tokens already.*use_pretokenized: true"):
-        prepare(an_expert(tmp_path, dataset={"path": "tokens"}))
-
-
 def test_a_changed_token_folder_is_converted_again_and_used_where_its_rows_are_gone(tmp_path):
     file, folder = cached_expert(tmp_path, ROWS)
     first = prepare(file).train.folders[0]
@@ -259,14 +249,3 @@ def test_a_run_trains_on_tokens_and_is_not_validated_on_them_by_default(tmp_path
     assert result.steps == 2
     with pytest.raises(NoTestSet, match="its rows are tokens"):
         validate(result.folder)
-
-
-def test_files_of_tokens_are_read_like_a_saved_folder(tmp_path):
-    file = an_expert(tmp_path, dataset={"path": "tokens.jsonl", "use_pretokenized": True})
-    text = "".join(json.dumps(row) + "\n" for row in ROWS)
-    (tmp_path / "tokens.jsonl").write_text(text, encoding="utf-8")
-    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "tokens.parquet"))
-    made = prepare(file)
-    other = prepare(file, overrides=("training.dataset.path=tokens.parquet",))
-    assert sorted(trained_texts(made)) == sorted(trained_texts(other))
-    assert len(trained_texts(made)) == 20

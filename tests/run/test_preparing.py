@@ -22,9 +22,8 @@ from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
 from expert.data.tokens.row_keys import RowKeys
 from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
-from expert.run.open import open_run, plan, prepare
+from expert.run.open import open_run, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
-from tests.planning.planning import gpu, machine
 
 ROWS = [
     {"instruction": f"Count to {n}.", "input": "x" * (n % 7), "output": f"SELECT {n} FROM city;"}
@@ -107,20 +106,6 @@ def test_no_batch_has_room_for_more_sequences_than_an_update_has(tmp_path, packi
     assert made.batch.accumulation == 1
 
 
-def test_a_run_of_short_rows_recomputes_nothing_for_the_length_they_might_have_had(tmp_path):
-    manifest = an_expert(tmp_path, model="tiny", batch_size=8, max_seq_length=4096)
-    read, card = read_manifest(manifest), machine(gpu("NVIDIA GeForce RTX 3060", 12, (8, 6)))
-    guessed = open_run(read, data="unread", vram="1GB", machine=card).plan
-    opened = open_run(read, vram="1GB", machine=card)
-    made, data = opened.plan, opened.data
-    assert guessed.kernels.recomputed_blocks
-    assert made.kernels.recomputed_blocks == 0
-    assert data.train is not None
-    assert made.data.sequence_length == data.train.index.length < 4096
-    shown = plan(read, vram="1GB", machine=card)
-    assert (shown.batch, shown.kernels, shown.length) == (made.batch, made.kernels, made.length)
-
-
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_split_of_which_no_row_is_left_is_refused(tmp_path, packing):
     dataset = {"path": "train.jsonl", "validation_path": "validation.jsonl"}
@@ -159,18 +144,6 @@ def test_every_row_is_written_with_the_template_and_its_answer_is_learnt(tmp_pat
     assert alone.trainable_tokens < alone.tokens
     both = prepare(an_expert(tmp_path / "b", train_on_prompt=True)).train.folders[0].statistics
     assert both.trainable_tokens == both.tokens
-
-
-def test_a_cache_that_takes_no_new_file_is_read_all_the_same(tmp_path):
-    manifest = an_expert(tmp_path)
-    first = prepare(manifest)
-    cache = first.train.index_file.parent
-    (keys,) = cache.glob("rows-*.npy")
-    keys.unlink()
-    keys.mkdir()  # no file can be put there, not even by root
-    again = prepare(manifest)
-    assert texts_of(again, "validation") == texts_of(first, "validation")
-    assert not [path for path in cache.glob(".rows-*") if path.suffix != ".sha256"]
 
 
 def test_what_is_tokenised_again_is_told_with_the_reason(tmp_path):
@@ -240,20 +213,6 @@ def test_a_character_corpus_becomes_full_blocks(tmp_path):
     assert isinstance(made.encoder, CharacterEncoder)
     assert made.encoder.decode(last) == ("To be, or not to be.\n" * 200)[-420:]
     assert made.validation.index.statistics().tokens > 0
-
-
-def test_a_character_that_was_not_trained_on_is_named_with_its_file(tmp_path):
-    (tmp_path / "corpus.txt").write_text("To be, or not to be.\n" * 200, encoding="utf-8")
-    (tmp_path / "later.txt").write_text("To bé.\n" * 200, encoding="utf-8")
-    dataset = {"path": "corpus.txt", "validation_path": "later.txt"}
-    data = {"name": "bard", "base_model": {"name": "char-gpt"}, "training": {"dataset": dataset}}
-    (tmp_path / "manifest.json").write_text(json.dumps(data), encoding="utf-8")
-    with pytest.raises(DataError) as refused:
-        prepare(tmp_path / "manifest.json")
-    assert str(refused.value).removeprefix(f"{tmp_path}/") == (
-        "later.txt:1: the character 'é' is not in the training text  (add it there, or "
-        "remove it here)"
-    )
 
 
 def test_a_model_that_cannot_be_fetched_is_told_with_a_near_name_only_if_it_is_another(
