@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +63,6 @@ class BadRow:
         """The entry in rejects.jsonl."""
         number = {"line": self.line} if self.line > 0 else {"row": -self.line}
         return {"file": self.file, **number, "reason": self.reason, "raw": self.raw}
-
-
-SKIPPED_ROW = Row({}, "", 0)
-"""Placeholder for a row that was skipped without parsing it."""
-RowsToSkip = Callable[[], int]
-"""How many of the next rows are not needed; the reader may yield SKIPPED_ROW for them."""
 
 
 def place_of(file: str, line: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from expert.data.read.streams import (
     refuse_bomb,
     too_long,
 )
-from expert.data.records import SKIPPED_ROW, BadRow, Row, RowsToSkip
+from expert.data.records import BadRow, Row
 from expert.manifest.schema.message_names import TOOL_COLUMNS
 
 _BATCH_ROWS = 1000
@@ -31,9 +30,7 @@ _FILE_MAGIC = b"ARROW1"
 _INTERVAL = re.compile(r"\b(month|day_time)_interval\b(?!:)")
 
 
-def read_parquet(
-    path: Path, rows_to_skip: RowsToSkip = lambda: 0, max_unpacked: int | None = None
-) -> Iterator[Row | BadRow]:
+def read_parquet(path: Path, max_unpacked: int | None = None) -> Iterator[Row | BadRow]:
     """The rows of a Parquet file; holds a page in memory, not a row group."""
     with (
         open_seekable(path, max_unpacked) as stream,
@@ -55,7 +52,7 @@ def read_parquet(
                 rows += batch.num_rows
                 yield batch
 
-        yield from rows_of_batches(_up_to(max_unpacked, batches(), path), str(path), rows_to_skip)
+        yield from rows_of_batches(_up_to(max_unpacked, batches(), path), str(path))
         # Arrow believes one of the two row counts of a file and ignores the other.
         declared = {file.metadata.num_rows, sum(group.num_rows for group in groups)}
     if declared != {rows}:
@@ -97,9 +94,7 @@ def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any
             yield part
 
 
-def read_arrow(
-    path: Path, rows_to_skip: RowsToSkip = lambda: 0, max_unpacked: int | None = None
-) -> Iterator[Row | BadRow]:
+def read_arrow(path: Path, max_unpacked: int | None = None) -> Iterator[Row | BadRow]:
     """The rows of an Arrow IPC stream (as written by `save_to_disk`) or IPC file."""
     with open_seekable(path, max_unpacked) as stream, arrow_errors(path, "Arrow"):
         is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
@@ -114,7 +109,7 @@ def read_arrow(
             if _INTERVAL.search(str(field.type)):  # Python has no values for it
                 what = f"the column {field.name!r} has the type {field.type}, which cannot be read"
                 raise data_error(str(path), what, "leave the column out, or write it as text")
-        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), rows_to_skip)
+        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path))
 
 
 @contextmanager
@@ -129,9 +124,7 @@ def arrow_errors(path: Path, format: str) -> Iterator[None]:
         raise data_error(str(path), f"not a whole {format} file: {first_sentence}", fix) from error
 
 
-def rows_of_batches(
-    batches: Iterable[Any], file: str, rows_to_skip: RowsToSkip = lambda: 0
-) -> Iterator[Row | BadRow]:
+def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]:
     """The rows of Arrow record batches, numbered from 1."""
     number = 0
     for batch in batches:
@@ -141,10 +134,6 @@ def rows_of_batches(
         padded = [field.name for field in batch.schema if _is_padded(field)]
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)
-            if rows_to_skip() >= part.num_rows:
-                number += part.num_rows
-                yield from repeat(SKIPPED_ROW, part.num_rows)
-                continue
             for values in _values_of(part):
                 number += 1
                 if isinstance(values, str):

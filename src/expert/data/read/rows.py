@@ -23,7 +23,7 @@ from expert.data.read.streams import (
     open_text,
     too_long,
 )
-from expert.data.records import SKIPPED_ROW, BadRow, Row, RowError, RowsToSkip
+from expert.data.records import BadRow, Row, RowError
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS, MARKDOWN
 
 FORMATS = tuple(ENDINGS)
@@ -46,19 +46,15 @@ def read_rows(
     format: str | None = None,
     max_chars: int | None = None,
     max_unpacked: int | None = None,
-    rows_to_skip: RowsToSkip = lambda: 0,
 ) -> Iterator[Row | BadRow]:
     """The rows of a file. `format` overrides the suffix, `max_chars` truncates plain text,
-    `max_unpacked` limits a compressed file. `rows_to_skip`: of JSON Lines and Arrow,
-    which are not parsed."""
+    `max_unpacked` limits a compressed file."""
     kind = file_format(path, format)
     with _file_errors(path):
         if kind in ("parquet", "arrow"):
             from expert.data.read.arrow_rows import read_arrow, read_parquet
 
-            yield from (read_parquet if kind == "parquet" else read_arrow)(
-                path, rows_to_skip, max_unpacked
-            )
+            yield from (read_parquet if kind == "parquet" else read_arrow)(path, max_unpacked)
             return
         if kind == "excel":
             from expert.data.read.excel_rows import read_excel
@@ -67,7 +63,7 @@ def read_rows(
             return
         with open_text(path, max_unpacked) as stream:
             if kind == "jsonl" and not _is_array(stream):
-                yield from _read_jsonl(stream, str(path), rows_to_skip)
+                yield from _read_jsonl(stream, str(path))
             elif kind in ("json", "jsonl"):
                 yield from read_json(stream, str(path), read_lines=_read_jsonl)
             elif kind == "txt":
@@ -144,14 +140,8 @@ def _is_array(stream: io.BufferedReader) -> bool:
     return head.startswith(b"[") and head[1:].lstrip()[:1] in (b"{", b"")
 
 
-def _read_jsonl(
-    stream: io.BufferedReader, file: str, rows_to_skip: RowsToSkip = lambda: 0
-) -> Iterator[Row | BadRow]:
+def _read_jsonl(stream: io.BufferedReader, file: str) -> Iterator[Row | BadRow]:
     for number, line in numbered_lines(stream):
-        if rows_to_skip():
-            if isinstance(line, Overlong) or line.strip():
-                yield SKIPPED_ROW
-            continue
         if isinstance(line, Overlong):
             yield bad_row(file, number, too_long(line.size), line.head)
             continue

@@ -17,7 +17,7 @@ from expert.data.read.folders import SPLIT_NAMES, Split, files_by_split, saved_f
 from expert.data.read.hub import hub_fingerprint, read_hub
 from expert.data.read.rows import file_format, read_rows
 from expert.data.read.streams import data_error
-from expert.data.records import BadRow, DataError, FilesNotFound, Row, RowsToSkip
+from expert.data.records import BadRow, DataError, FilesNotFound, Row
 from expert.manifest.check.spelling import closest
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
@@ -133,9 +133,8 @@ def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Sou
     return _Finder(spec, folder).find(path, split)
 
 
-def iterate(source: Source, rows_to_skip: RowsToSkip = lambda: 0) -> Iterator[Row | BadRow]:
-    most = source.max_samples
-    return limit_rows(most, _every_row(source, rows_to_skip if most is None else lambda: 0))
+def iterate(source: Source) -> Iterator[Row | BadRow]:
+    return limit_rows(source.max_samples, _every_row(source))
 
 
 def limit_rows(most: int | None, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
@@ -148,7 +147,7 @@ def limit_rows(most: int | None, rows: Iterator[Row | BadRow]) -> Iterator[Row |
                 return
 
 
-def _every_row(source: Source, rows_to_skip: RowsToSkip) -> Iterator[Row | BadRow]:
+def _every_row(source: Source) -> Iterator[Row | BadRow]:
     if source.kind == "hub":
         yield from read_hub(source.name, **source.on_hub)
         return
@@ -166,7 +165,6 @@ def _every_row(source: Source, rows_to_skip: RowsToSkip) -> Iterator[Row | BadRo
             format=source.format,
             max_chars=most,
             max_unpacked=source.max_unpacked,
-            rows_to_skip=rows_to_skip,
         ):
             if is_text and left is not None and isinstance(row, Row):
                 left -= len(row.values["text"])
