@@ -48,7 +48,7 @@ class SettingContext:
     """Why rows cannot be tokenised on the fly, or ""."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
     """One change to the settings before it."""
 
@@ -109,91 +109,84 @@ BASELINE = Setting(
     },
     about=(),
 )
+_LOADER = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory")
+_PRECISION = ("bf16", "fp16", "use_tf32", "cudnn_benchmark")
+_PACKING = {"packing": True, "group_by_length": "auto", "micro_batch_size": _packed_micro_batch}
 SETTINGS: tuple[Setting, ...] = (
     Setting(
-        name="pre-tokenised",
-        adds="tokens prepared once and memory-mapped",
-        settings={"tokenize": "ahead"},
-        about=("data.tokenize",),
+        "pre-tokenised",
+        "tokens prepared once and memory-mapped",
+        {"tokenize": "ahead"},
+        ("data.tokenize",),
         needs=lambda ground: ground.not_late,
     ),
     Setting(
-        name="loader",
-        adds="batches prepared ahead, in pinned memory if there is a GPU",
-        settings={
-            "dataloader_num_workers": "auto",
-            "dataloader_persistent_workers": "auto",
-            "dataloader_prefetch_factor": "auto",
-            "dataloader_pin_memory": "auto",
-        },
-        about=("loader.workers", "loader.pin_memory", "loader.prefetch"),
+        "loader",
+        "batches prepared ahead, in pinned memory if there is a GPU",
+        {f"dataloader_{key}": "auto" for key in _LOADER},
+        ("loader.workers", "loader.pin_memory", "loader.prefetch"),
     ),
     Setting(
-        name="packing",
-        adds="several rows to a sequence, no padding, copies on a separate stream",
-        settings={
-            "packing": True,
-            "tokenize": "ahead",  # packing needs the lengths in advance
-            "group_by_length": "auto",
-            "micro_batch_size": _packed_micro_batch,
-        },
-        about=("data.packing",),
+        "packing",
+        "several rows to a sequence, no padding, copies on a separate stream",
+        {**_PACKING, "tokenize": "ahead"},  # packing needs the lengths in advance
+        ("data.packing",),
         needs=lambda ground: "a corpus of characters is cut into blocks" * ground.characters,
     ),
     Setting(
-        name="bf16 + TF32",
-        adds="bfloat16 arithmetic without loss scaling, TF32 for what is left",
-        settings={"bf16": "auto", "fp16": "auto", "use_tf32": "auto", "cudnn_benchmark": "auto"},
-        about=("kernels.precision", "kernels.tf32"),
+        "bf16 + TF32",
+        "bfloat16 arithmetic without loss scaling, TF32 for what is left",
+        dict.fromkeys(_PRECISION, "auto"),
+        ("kernels.precision", "kernels.tf32"),
     ),
     Setting(
-        name="attention",
-        adds="the plan's attention kernel",
-        settings={"attention": "auto"},
-        about=("kernels.attention",),
+        "attention",
+        "the plan's attention kernel",
+        {"attention": "auto"},
+        ("kernels.attention",),
     ),
     Setting(
-        name="fused AdamW",
-        adds="one kernel for the optimizer step of all weights",
-        settings={"optim": "auto"},
-        about=("optim.optimizer",),
+        "fused AdamW",
+        "one kernel for the optimizer step of all weights",
+        {"optim": "auto"},
+        ("optim.optimizer",),
     ),
     Setting(
-        name="fused loss",
-        adds="cross-entropy in chunks, the whole logits are never stored",
-        settings={"fused_loss": "auto"},
-        about=("kernels.fused_loss",),
+        "fused loss",
+        "cross-entropy in chunks, the whole logits are never stored",
+        {"fused_loss": "auto"},
+        ("kernels.fused_loss",),
     ),
     Setting(
-        name="compile",
-        adds="each block compiled",
-        settings={"torch_compile": True},
-        about=("kernels.compile",),
+        "compile",
+        "each block compiled",
+        {"torch_compile": True},
+        ("kernels.compile",),
         needs=_compiles,
     ),
     Setting(
-        name="fused blocks",
-        adds="fused kernels instead of compiled blocks with LoRA",
-        settings={"fused_blocks": "auto", "torch_compile": "auto"},
-        about=("kernels.fused_blocks",),
+        "fused blocks",
+        "fused kernels instead of compiled blocks with LoRA",
+        {"fused_blocks": "auto", "torch_compile": "auto"},
+        ("kernels.fused_blocks",),
     ),
     Setting(
-        name="batch size",
-        adds="the largest micro-batch size that fits",
-        settings={"micro_batch_size": "auto"},
-        about=("batch.micro_batch",),
+        "batch size",
+        "the largest micro-batch size that fits",
+        {"micro_batch_size": "auto"},
+        ("batch.micro_batch",),
     ),
     Setting(
-        name="no checkpointing",
-        adds="as few checkpointed blocks as fit",
-        settings={"gradient_checkpointing": "auto"},
-        about=("kernels.checkpointing", "kernels.recomputed_blocks"),
+        "no checkpointing",
+        "as few checkpointed blocks as fit",
+        {"gradient_checkpointing": "auto"},
+        ("kernels.checkpointing", "kernels.recomputed_blocks"),
     ),
     Setting(
-        name="CUDA graphs",
-        adds="forward, backward and optimizer step captured, each replayed with one launch",
-        settings={"use_cuda_graphs": "auto"},
-        about=("kernels.cuda_graphs",),
+        "CUDA graphs",
+        "forward, backward and optimizer step captured, each replayed with one launch",
+        {"use_cuda_graphs": "auto"},
+        ("kernels.cuda_graphs",),
     ),
 )
 

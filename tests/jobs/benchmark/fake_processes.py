@@ -12,7 +12,8 @@ import pytest
 from expert.insight.ladder.ladder import Ladder, SettingResult
 from expert.jobs.benchmark import benchmark
 from expert.jobs.benchmark.benchmark import Benchmark, BenchmarkRequest, Pace, Watcher
-from expert.jobs.benchmark.child import Event, Job, MeasurementFailed
+from expert.jobs.benchmark.child import Job, MeasurementFailed
+from expert.jobs.benchmark.measured import Event
 from expert.manifest.reader import read_manifest
 
 # As short as can be: what is measured here is whether it works, not how fast it is.

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from expert.core.interrupts import Interrupted
-from expert.data.pack.packing import Packing
 from expert.insight.ladder.ladder import read_ladder
 from expert.jobs.benchmark import benchmark as job
 from expert.jobs.benchmark.benchmark import (
@@ -24,6 +23,7 @@ from expert.jobs.benchmark.benchmark import (
     write_result,
 )
 from expert.planning.benchmark_settings import BASELINE, SETTINGS, TOLERANCE_FP32
+from expert.planning.choose.sequences import Packing
 from expert.planning.measurements import read_rates
 from expert.planning.models.model_files import InvalidModelFolder
 from tests.each import each

@@ -69,7 +69,7 @@ def test_real_bytes_are_read_and_counted_until_the_time_is_over(tmp_path, monkey
     assert read_speed([tmp_path / "empty", tmp_path / "absent"]) is None
     plain = os.open
 
-    def refusing(path: Any, flags: int, *rest: Any) -> int:
+    def refusing(path: Any, flags: int, *rest: Any) -> Any:
         if flags & os.O_DIRECT:  # as on some network file systems
             raise OSError(22, "Invalid argument")
         return plain(path, flags, *rest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from expert.core.text import counted, gib, percent, span
-from expert.insight.findings.evidence import CONTEXT_BYTES, Evidence
+from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import RuleResult
 from expert.insight.findings.verdict import (
     RETRIES_PER_UPDATE,
@@ -16,6 +16,7 @@ from expert.insight.findings.verdict import (
 from expert.insight.record import listed, mapping
 from expert.insight.step.anatomy import number
 from expert.planning.memory.fitting import MARGIN
+from expert.planning.memory.memory import CONTEXT_BYTES
 
 TOKENS_FILL_A_CARD = 8192
 """From here on 0.6B and 8B models fully used an H200 (training-speed-h200.json)."""

@@ -13,7 +13,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -490,7 +490,7 @@ class Benchmark:
             rows=self.training_rows,
         )
 
-    def _events(self, job: Job) -> Iterator[Event]:
+    def _events(self, job: Job) -> Generator[Event, None, None]:
         log = self.place / "logs" / f"{job.name}.txt"
         return events_of(job, log=log, limit=self.pace.limit_seconds)
 

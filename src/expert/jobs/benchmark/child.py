@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,7 +62,9 @@ class Job:
     allow_remote_code: bool = False
 
 
-def events_of(job: Job, *, log: Path, limit: float, target: Any = None) -> Iterator[Event]:
+def events_of(
+    job: Job, *, log: Path, limit: float, target: Any = None
+) -> Generator[Event, None, None]:
     """Run the job in a process and yield the events of its run; closing this kills the process.
 
     Raises MeasurementFailed if the run fails, or is silent for `limit` seconds. `target`: the
