@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,7 +204,7 @@ def test_settings_without_time_are_listed_and_measured_together(path, tmp_path, 
         def setting_started(self, name: str, *rest: Any) -> None:
             now[0] += BRISK.total_seconds / 3
 
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(job, "events_of", Played())
     heard = Slow()
     found = benchmark(request(path), folder=tmp_path / "out", watcher=heard)
