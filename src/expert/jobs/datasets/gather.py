@@ -74,7 +74,8 @@ def consolidate(
     plans: list[tuple[ConsolidatedExpert, dict[Path, Path]]] = []
     texts: dict[Path, str] = {}
     for user in users:
-        done, files = ConsolidatedExpert(user.name, user.source), {}
+        done = ConsolidatedExpert(user.name, user.source)
+        files: dict[Path, Path] = {}
         folder = destination / folder_name(user.name)
         options = []
         for key, value in user.paths.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -404,7 +404,8 @@ def _domain(examples: Sequence[Example]) -> str:
             return False
 
     answers = [turn.text for one in examples for turn in one.turns if turn.role == "assistant"]
-    looks = {"json": is_json, **{name: start.match for name, start in _STARTS.items()}}
+    looks: dict[str, Callable[[str], object]] = {"json": is_json}
+    looks |= {name: start.match for name, start in _STARTS.items()}
     return next(
         (name for name, fits in looks.items() if answers and all(map(fits, answers))), "text"
     )
