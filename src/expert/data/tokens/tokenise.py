@@ -6,7 +6,7 @@ This process reads the rows and hands them out in portions; forked processes ren
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -108,7 +108,7 @@ def _characters(value: Any) -> int:
     return sum([_characters(part) for part in value]) if isinstance(value, list) else 8
 
 
-def tokenised_portions(work: TokeniseJob) -> Iterator[TokenisedRows]:
+def tokenised_portions(work: TokeniseJob) -> Generator[TokenisedRows, None, None]:
     """All rows of a source, tokenised, in order."""
     getattr(work.encoder, "prefix", None)  # loads the tokenizer once, before processes share it
     processes = min(work.processes, -(-max(1, work.row_count or 1) // work.portion_rows))
