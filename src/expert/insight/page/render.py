@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import time
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +15,7 @@ from expert import __version__
 from expert.core.files import read_bytes
 from expert.core.secrets import redacted
 from expert.core.text import times, visible
-from expert.insight.page.blocks import Block, LineChart, Page, PageSection
+from expert.insight.page.blocks import LineChart, Page, PageSection
 from expert.insight.page.series import clock_words, listed_values, thinned
 
 if TYPE_CHECKING:
@@ -82,15 +81,10 @@ def page_html(page: Page, *, made: float | None = None) -> str:
     )  # fmt: skip
 
 
-def section_html(section: PageSection, environment: Environment | None = None) -> str:
+def section_html(section: PageSection) -> str:
     """One section with its heading."""
-    blocks: Any = (environment or _environment()).get_template("blocks.html").module
+    blocks: Any = _environment().get_template("blocks.html").module
     return str(blocks.section(section))
-
-
-def blocks_html(blocks: Sequence[Block], environment: Environment | None = None) -> str:
-    template: Any = (environment or _environment()).get_template("blocks.html").module
-    return "".join(str(template.block(block)) for block in blocks)
 
 
 @cache
