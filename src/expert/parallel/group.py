@@ -167,7 +167,8 @@ class Group:
         """The result of `make` on rank 0, which may take hours; the others wait."""
         if not self.is_distributed:
             return make()
-        store, key = dist.distributed_c10d._get_default_store(), f"made by first {self._waits}"
+        store: Any = dist.distributed_c10d._get_default_store()
+        key = f"made by first {self._waits}"
         self._waits += 1
         if self.world.is_first:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def test_real_bytes_are_read_and_counted_until_the_time_is_over(tmp_path, monkey
     assert how in ("direct", "through the cache")
     assert read_speed([tmp_path / "a"], seconds=0.0) is None
     assert read_speed([tmp_path / "empty", tmp_path / "absent"]) is None
-    plain = os.open
+    plain: Callable[..., int] = os.open
 
     def refusing(path: Any, flags: int, *rest: Any) -> Any:
         if flags & os.O_DIRECT:  # as on some network file systems
