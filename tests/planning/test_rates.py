@@ -24,7 +24,8 @@ from tests.planning.planning import decision, long_run, manifest, plan, shape_of
 RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks"
 SHAPES = {"qwen3-0.6b": shape_of("Qwen3-0.6B"), "llama-8b": shape_of("Llama-3.1-8B")}
 SMALL = shape_of("SmolLM2-135M")
-PEAK: Any = 1e12 * find_card("h200").bf16_tflops
+CARD: Any = find_card("h200")
+PEAK = 1e12 * CARD.bf16_tflops
 Recorded = tuple[str, Workload, float, PassSeconds, float]
 
 
