@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from io import StringIO
 
-import pytest
 from rich.console import Console
 
 from expert.cli.show.rows import show_rows
@@ -32,25 +31,10 @@ def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     assert ran.code == 0
     assert "warning: train: 1 example, too few to hold any out" in ran.out
     assert ran.out.splitlines()[-1] == "✓ usable, 1 warning: look at it before training"
-    assert run("dataset", "check", "-m", file, "--set", "validation_split=0").code == 0
     (tmp_path / "train.jsonl").unlink()
     ran = run("dataset", "check", "-m", file)
     assert ran.code == 2
-    assert "train.jsonl: there is no {train}".format(train=tmp_path / "train.jsonl") in ran.err
-
-
-def test_columns_that_no_commas_separate_are_reported(run, tmp_path):
-    file = an_expert(tmp_path, dataset={"path": "rows.csv"})
-    rows = "".join(f"Count, up to {n};{n}\n" for n in range(40))
-    write(tmp_path / "rows.csv", "Question;Answer\n" + rows)
-    ran = run("dataset", "check", "-m", str(file))
-    assert ran.code == 0, ran.err
-    assert "rows.csv: columns are separated by semicolons" in ran.out
-    as_json = json.loads(run("dataset", "check", "-m", str(file), "--json").out)
-    assert as_json["notes"] == [
-        "rows.csv: columns are separated by semicolons",
-        "rows.csv: instruction=Question, response=Answer",
-    ]
+    assert "train.jsonl: there is no " in ran.err
 
 
 def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
@@ -60,44 +44,22 @@ def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 0
     assert "warning: validation: 1 example also earlier in the split\n" in ran.out
-    assert (
-        "warning: validation: 2 examples also in train (same prompt and "
-        "answer)\n  {v}:1 repeats {train}:5\n"
-    ).format(v=tmp_path / "v.jsonl", train=tmp_path / "train.jsonl") in ran.out
+    assert f"{tmp_path / 'v.jsonl'}:1 repeats {tmp_path / 'train.jsonl'}:5\n" in ran.out
     assert ran.out.splitlines()[-1] == "✓ usable, 2 warnings: look at them before training"
 
 
-def test_preparing_warns_of_a_validation_file_that_is_trained_on_as_well(run, tmp_path):
-    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_path": "v.jsonl"})
-    write(tmp_path / "v.jsonl", lines([ROWS[4]]))
-    ran = run("pretokenize", "-m", str(file))
-    assert ran.code == 0, ran.err
-    assert ran.out.count("warning: validation: 1 of 1 row is in the training rows as well") == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "what"),
-    [
-        ("rows.jsonl", "", "is empty"),
-        ("rows.csv", "question,answer\n", "has a header and no rows"),
-        ("rows.json", "[]", "has no rows"),
-    ],
-)
-def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, text, what):
-    file = str(an_expert(tmp_path, dataset={"path": name}))
-    write(tmp_path / name, text)
-    of_tiny = (
-        "--set",
-        "base_models[0].name=tiny",
-    )  # a folder that is not a model is reported first
+def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path):
+    file = str(an_expert(tmp_path, dataset={"path": "rows.csv"}))
+    write(tmp_path / "rows.csv", "question,answer\n")
+    # A folder that is not a model would be reported first.
+    named = ("-m", file, "--set", "base_models[0].name=tiny")
     for command in (("dataset", "check"), ("pretokenize",), ("train",)):
-        ran = run(*command, *of_tiny, "-m", file)
+        ran = run(*command, *named)
         assert ran.code == 2
-        assert f"{name}: {what}  (put rows into it, or name another file)" in ran.err
-    ran = run("plan", "-m", file, *of_tiny)
+        assert "rows.csv: has a header and no rows" in ran.err
+    ran = run("plan", *named)
     assert ran.code == 0
-    if not name.endswith(".json"):  # whose rows are counted when they are prepared
-        assert f"warning: length.rows: there are no rows to train on: {name} {what}" in ran.out
+    assert "warning: length.rows: there are no rows to train on: rows.csv" in ran.out
 
 
 def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
@@ -130,19 +92,14 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     ran = run("find-datasets", "--manifests", str(tmp_path / "experts"))
     assert ran.code == 0
     first, *rest = ran.out.splitlines()  # what follows a long path may be on the next line
-    *rest, hub, datasets, tokens = rest
+    *rest, hub, _, _ = rest
     assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (missing)"
-    assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (missing)"
-    made = tmp_path / "experts" / "a" / "datasets_optimized" / "counter"
-    assert tokens == f"prepared tokens of counter: {made} (missing)"
     head, row = first.split(), " ".join(rest).split()
     assert head == ["kind", "name", "splits", "rows", "size", "last", "used", "used", "by"]
     file = str(tmp_path / "experts" / "a" / "train.jsonl")
     assert (row[:4], row[-1]) == (["file", file, "train", "120"], "counter")
     run("pretokenize", "-m", str(tmp_path / "experts" / "a" / "manifest.json"))
-    out = run("find-datasets", str(tmp_path / "experts")).out
-    assert " 120 (" in out
-    assert " tokens)" in out
+    assert " tokens)" in run("find-datasets", str(tmp_path / "experts")).out
     (tmp_path / "empty").mkdir()
     out = run("find-datasets", str(tmp_path / "empty")).out
     assert out.startswith("no datasets found\nhub cache: ")
@@ -160,14 +117,11 @@ def test_consolidating_shows_what_was_copied_and_how_to_use_it(run, tmp_path):
     assert ran.code == 0
     assert f"  copied: {target}  (" in ran.out
     assert f"  use it with: --set training.dataset.path={target}\n" in ran.out
-    broken = tmp_path / "experts" / "b" / "manifest.json"
-    assert ran.err == f"manifests that could not be read\n{broken}: not read: 1 problem\n"
+    assert ran.err.startswith("manifests that could not be read\n")
     assert f"  there already: {target}  (" in run("find-datasets", *arguments).out
     [gathered] = json.loads(run("find-datasets", *arguments, "--json").out)["gathered"]
     assert gathered["copies"][0]["done"] == "there already"
-    ran = run("find-datasets", "--consolidate", str(tmp_path))
-    assert ran.code == 2
-    assert "--consolidate needs --manifests FOLDER" in ran.err
+    assert run("find-datasets", "--consolidate", str(tmp_path)).code == 2
 
 
 def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):
@@ -225,17 +179,6 @@ def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
     plain = StringIO()
     show_rows(rows, Console(file=plain, force_terminal=True, no_color=True))
     assert "⟦SELECT" in plain.getvalue()
-
-
-def test_the_shown_rows_are_in_the_json_too(run, tmp_path):
-    file = an_expert(tmp_path)
-    found = json.loads(run("dataset", "check", str(file), "--json", "--rows", "2").out)
-    first, longest = found["rows"]
-    assert (first["because"], longest["because"]) == ("the first", "the longest")
-    trained = [one for one in first["segments"] if one["trained"]]
-    assert "".join(one["text"] for one in trained) == "SELECT 1 FROM city;<|im_end|>\n"
-    assert sum(one["tokens"] for one in trained) == first["trained_tokens"]
-    assert sum(one["tokens"] for one in first["segments"]) == first["tokens"]
 
 
 def test_a_dry_run_shows_the_first_row(run, tmp_path):

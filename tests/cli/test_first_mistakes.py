@@ -29,10 +29,6 @@ def a_trainable_manifest(folder, **more):
     [
         ({"model": "tinny"}, "did you mean 'tiny'?"),
         ({"rows": "trian.jsonl"}, "did you mean 'train.jsonl'?"),
-        (
-            {"more": "field_mapping: {instruction: instrukction}\n"},
-            "did you mean 'instruction'?",
-        ),
     ],
 )
 def test_a_misspelt_model_file_or_column_is_reported_by_check_and_plan_and_refused_by_train(
@@ -40,14 +36,10 @@ def test_a_misspelt_model_file_or_column_is_reported_by_check_and_plan_and_refus
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     file = a_manifest(tmp_path, **wrong)
-    for command in (("manifest", "check", file), ("plan", file), ("plan", file, "--gpu", "h200")):
-        ran = run(*command)
-        assert ran.code == 0
-        assert [reported in line for line in ran.out.splitlines() if "did you mean" in line] == [
-            True
-        ]
-    several = run("plan", file, "--gpu", "h200", "--gpu", "rtx-4090")
-    assert several.out.count(reported) >= 1
+    for command in (("manifest", "check"), ("plan",), ("plan", "--gpu", "h200", "--gpu", "l4")):
+        ran = run(*command, file)
+        assert (ran.code, ran.out.count("did you mean")) == (0, 1)
+        assert reported in ran.out
     checked = json.loads(run("manifest", "check", file, "--json").out)
     assert reported in checked[0]["notices"][-1]["text"]
     ran = run("train", "-m", file)
@@ -89,21 +81,10 @@ def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whol
     [folder] = (tmp_path / "runs").iterdir()
     ran = run("train", file, "--resume")
     assert ran.code == 2
-    assert ran.err.splitlines() == [
-        (
-            f"{folder}/checkpoints/step-000006: belongs to another run: it was started with "
-            "other options"
-        ),
-        "  - epochs: was 2, is 1",
-        "  - schedule.total_steps: was 6, is 3",
-        "  (undo the change, or resume anyway with --allow-changed)",
-        f"  resume it as it was started: expert train {file} --epochs 2 --resume",
-    ]
+    assert "  - epochs: was 2, is 1\n" in ran.err
+    assert ran.err.endswith(f"as it was started: expert train {file} --epochs 2 --resume\n")
     ran = run("train", file, "--epochs", "5", "--set", "seed=7", "--resume", str(folder))
-    assert ran.err.splitlines()[-1] == (
-        f"  resume it as it was started: expert train {file} --epochs 2 --set seed=42 "
-        f"--resume {folder}"
-    )
+    assert ran.err.endswith(f"expert train {file} --epochs 2 --set seed=42 --resume {folder}\n")
     monkeypatch.setattr("expert.run.session.session.Session", None)  # nothing is loaded or trained
     ran = run("train", file, "--set", "seed=7", "--epochs=2", "--set", "seed=42", "--resume")
     assert ran.code == 0, ran.err
@@ -138,52 +119,37 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, re
         (("validate", "--min-accuracy", "95"), "must be a share between 0 and 1, such as 0.95"),
         (("validate", "--domain", "cobol"), "'--domain': 'cobol' is not one of 'json'"),
         (("validate", "--limit", "0"), "'--limit': must be at least 1"),
-        (("validate", "--limit", "some"), "'--limit': expected a whole number"),
         (("sample", ".", "--prompt", "x", "--temperature", "5"), "must be at most 2"),
         (("train", "--epochs", "few"), "'--epochs': expected a number"),
-        (("train", "--device", "gpu"), "'--device': 'gpu' is not one of 'auto'"),
         (("train", "--max-steps", "3"), "--set max_steps=VALUE"),
         (("plan", "--num-train-epochs=3"), "--set epochs=VALUE"),
         (("validate", "a", "--expert", "b"), "a and --expert b: give one expert"),
         (("dataset", "check"), "give a manifest: expert dataset check FILE"),
-        (
-            ("benchmark", "--compare", "a", "b"),
-            "a: not a result of expert benchmark: there is no such file (name a ladder.json",
-        ),
         (("pretokenize", "--all", "nothere"), "--all nothere: there is no such folder"),
-        (
-            ("train", "--dataset", "shakespeare", "--resume", "pyproject.toml"),
-            "not a folder",
-        ),
     ],
 )
 def test_a_wrong_option_is_explained_in_plain_words(run, tmp_path, monkeypatch, command, reported):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pyproject.toml").touch()
     ran = run(*command)
     assert ran.code == 2
     assert reported in " ".join(ran.err.replace("│", "").split())
 
 
-@pytest.mark.parametrize(
-    "command",
-    [("train",), ("train", "--dry-run"), ("plan",), ("dataset", "check"), ("pretokenize",)],
-)
-def test_rows_that_are_missing_are_reported_with_the_script_that_makes_them(run, tmp_path, command):
+def test_rows_that_are_missing_are_reported_with_the_script_that_makes_them(run, tmp_path):
     file = a_manifest(tmp_path)
     rows, script = tmp_path / "train.jsonl", tmp_path / "make_data.py"
     rows.unlink()
     script.touch()
-    ran = run(*command, "-m", file)
     reported = f"train.jsonl: there is no {rows} (python {script} makes it)"
-    assert reported in " ".join((ran.err + ran.out).split())
+    for command in (("train",), ("plan",), ("dataset", "check"), ("pretokenize",)):
+        ran = run(*command, "-m", file)
+        assert reported in " ".join((ran.err + ran.out).split())
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("rows.csv", "prompt,response\nSay: hi,hi\n"),
-        ("rows.jsonl", lines(ROWS)),
         ("rows.json", json.dumps(ROWS)),
         ("rows.txt", "a: b: c\n"),
     ],
@@ -195,7 +161,4 @@ def test_rows_named_in_place_of_a_manifest_are_answered_with_the_command_that_ma
     file.write_text(text, encoding="utf-8")
     ran = run("train", str(file))
     assert ran.code == 2
-    assert (
-        f"this is a data file, not a manifest  (expert new NAME --from {file} makes a "
-        "manifest for it)"
-    ) in ran.err
+    assert f"expert new NAME --from {file}" in ran.err

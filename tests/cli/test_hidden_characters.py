@@ -72,8 +72,8 @@ def test_ids_and_answers_of_cases_are_shown_without_their_escape_sequences(
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     words = ["--test-set", str(file), "--device", "cpu", "--domain", "text"]
     for more in ([], ["--json"]):
-        judged = ended("expert", "validate", str(trained), *words, *more)
+        judged = ended("validate", str(trained), *words, *more)
         assert judged.code in (0, 5), judged.text
         assert judged.fault == ""
-    assert ended("expert", "report", str(trained)).fault == ""
+    assert ended("report", str(trained)).fault == ""
     assert raw((trained / "report.html").read_text(encoding="utf-8")) == set()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import urllib.request
 
-import expert.data.pipeline as preparing
-from expert.data.records import DataNotFound
 from tests.run.test_preparing import an_expert
 
 
@@ -30,17 +27,6 @@ def test_pretokenize_shows_hit_or_miss_and_the_counts(run, tmp_path):
     nothing = run("pretokenize")
     assert nothing.code == 2
     assert "give one manifest, or a folder with --all" in nothing.err
-
-
-def test_pretokenize_shows_the_warnings_about_the_manifest(run, tmp_path):
-    file = an_expert(tmp_path)
-    content = json.loads(file.read_text(encoding="utf-8")) | {"schema_version": "7.0"}
-    file.write_text(json.dumps(content), encoding="utf-8")
-    ran = run("pretokenize", str(file))
-    assert ran.code == 0
-    (line,) = [line for line in ran.out.splitlines() if line.startswith("warning: ")]
-    assert line.startswith(f"warning: {file}: ")
-    assert "7.0" in line
 
 
 def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything(
@@ -78,20 +64,3 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
     assert "1 prepared, 3 skipped, 2 failed" in ran.out
     assert ran.err.startswith(f"not prepared\n  - {tmp_path / 'a-wrong' / 'manifest.json'}: ")
     assert f"  - {broken}: a row cannot be used" in ran.err
-
-
-def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_path, monkeypatch):
-    def no_model(plan: object, folder: object) -> None:
-        raise DataNotFound("owner/model could not be fetched from the hub: no network  (put it …)")
-
-    monkeypatch.setattr(preparing, "tokenizer_folder", no_model)
-    modelless = an_expert(tmp_path / "a-modelless")
-    misspelt = an_expert(tmp_path / "b-misspelt", dataset={"path": "trian.jsonl"})
-    for file in (modelless, misspelt):
-        (file.parent / "make_data.py").touch()
-    ran = run("pretokenize", "--all", str(tmp_path))
-    assert ran.code == 2
-    assert "0 prepared, 1 skipped, 1 failed" in ran.out
-    assert f"{modelless}: skipped: owner/model could not be fetched" in ran.out
-    assert "did you mean 'train.jsonl'?" in ran.err
-    assert "make_data.py" not in ran.out + ran.err

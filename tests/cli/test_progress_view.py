@@ -16,10 +16,8 @@ from expert.cli.show.progress import (
     PreparingView,
     RunProgress,
     Stages,
-    initial_text,
 )
-from tests.cli.screens import PLAIN_STEP, STARTED, STEP, Screen, recorded
-from tests.each import each
+from tests.cli.screens import STARTED, STEP, Screen, recorded
 
 # --- between two step lines ----------------------------------------------------------------------
 
@@ -41,23 +39,6 @@ def test_plain_output_has_a_line_after_the_first_step_and_then_one_in_twenty_sec
         "step 21/900",
         "step 41/900",
     ]
-
-
-def test_a_step_line_counts_as_progress_output():
-    screen = Screen(terminal=False)
-    with screen.view:
-        screen.view(STARTED | {"logging_steps": 10})
-        for screen.now, step in ((1.0, 1), (19.0, 119)):
-            screen.view.progress(step)
-        screen.view(STEP)
-        screen.now = 30.0
-        screen.view.progress(130)
-    assert screen.lines()[-2:] == ["step 1/900", PLAIN_STEP]
-    every = Screen(terminal=False)  # if every step has a line, the first has no other
-    with every.view:
-        every.view(STARTED | {"logging_steps": 1})
-        every.view.progress(1)
-    assert every.lines()[-1] == "run folder: runs/a"
 
 
 def test_the_bar_moves_with_every_step_and_keeps_what_the_last_line_showed():
@@ -91,20 +72,6 @@ def test_in_a_terminal_a_step_moves_a_bar_that_fits_a_hundred_columns():
     assert "warning: [red]hot" in above.console.export_text()  # brackets are not markup
     last = Screen(terminal=True).show(STARTED, STEP | {"step": 900, "eta_seconds": 60})
     assert "ETA 60 s" in last.console.export_text()  # of the evaluations that are left
-
-
-@each("end", [(), ({"event": "stopped", "reason": "Ctrl-C"},)], ids=["without an end", "stopped"])
-def test_the_bar_ends_with_the_run_and_a_resumed_run_gets_a_new_one(end):
-    screen = Screen(terminal=True)
-    with screen.view as view:
-        for event in (STARTED, STEP, *end):
-            view(event)
-        before = len(screen.file.getvalue())
-        screen.now = 1.0
-        view(STARTED | {"total_steps": 950})
-        assert "\x1b[?25h" in screen.file.getvalue()  # the cursor is back
-        view(STEP)
-    assert "120/950" in screen.file.getvalue()[before:]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -160,34 +127,6 @@ def test_a_long_evaluation_has_a_bar_of_its_own_that_goes_when_it_is_over():
 
 
 # --- around a run ---------------------------------------------------------------------------------
-
-
-def test_outside_a_terminal_preparing_shows_a_line_now_and_then():
-    console, file = recorded(terminal=False)
-    now = [0.0]
-    with PreparingView(console, clock=lambda: now[0]) as tell:
-        tell("train rows.jsonl", 10, 100)
-        now[0] += SECONDS_BETWEEN_LINES
-        tell("train rows.jsonl", 2000, 3_000_100)
-        tell("train rows.jsonl", 2001, 3_000_200)
-    assert file.getvalue().splitlines() == [
-        "reading the data …",
-        "preparing train rows.jsonl: 2,000 rows, 3.0 M tokens, 600,000 tokens/s",
-    ]
-
-
-@each("terminal", [True, False])
-def test_commands_that_only_read_rows_say_so_at_once_in_a_terminal_and_later_elsewhere(terminal):
-    console, file = recorded(terminal=terminal)
-    now = [0.0]
-    before = initial_text(console)
-    with PreparingView(console, clock=lambda: now[0], before=before, verb="reading") as tell:
-        now[0] += SECONDS_BETWEEN_LINES
-        tell("train", 10, 100)
-    if terminal:
-        assert "reading the data" in file.getvalue()
-    else:
-        assert file.getvalue() == "reading train: 10 rows, 100 tokens\n"
 
 
 def test_where_the_number_of_rows_is_known_preparing_shows_when_it_will_be_done():

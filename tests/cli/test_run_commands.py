@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, cast
 
 import pynvml
 import pytest
-from rich.console import Console
 
-from expert.core.errors import ExpertError
 from expert.core.hashed import write_hashed
 from expert.planning.machine import nvml
 from tests.cli.running import run_without
@@ -162,14 +158,6 @@ def test_holders_are_named_and_what_would_free_their_memory(run, cards):
     assert "python" in second["command"]
 
 
-def test_a_prompt_may_come_from_standard_input(run, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("say cat 2\n"))
-    asked = ("sample", str(finished("lora")), "--max-tokens", "6", *CPU, "--json")
-    [piped] = json.loads(run(*asked, "--prompt", "-").out)["samples"]
-    [given] = json.loads(run(*asked, "--prompt", "say cat 2").out)["samples"]
-    assert piped == given
-
-
 def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monkeypatch):
     typed = iter(["say cat 2", "", "/new", "say cat 2"])
 
@@ -188,32 +176,3 @@ def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monke
     assert ran.out == alone + alone + "\n"  # it was forgotten in between
     assert "history is kept; /new starts a new conversation; Ctrl-D ends" in ran.err
     assert "new conversation" in ran.err
-
-
-class Refusing:
-    """A conversation that has no answer to anything."""
-
-    keeps_history = False
-
-    def reset(self) -> None: ...
-
-    def ask(self, prompt, **follow):
-        raise ExpertError(f"no answer to {prompt}")
-
-
-def test_what_cannot_be_answered_is_reported_and_the_next_line_may_be(capsys):
-    from expert.cli.sample import _Writer, chat
-
-    typed, notes = iter(["a", "b"]), list[str]()
-
-    def read() -> str:
-        try:
-            return next(typed)
-        except StopIteration:
-            raise EOFError from None
-
-    writer = _Writer(Console(), several=False, quiet=False)
-    chat(cast(Any, Refusing()), writer, notes.append, read)
-    assert notes[1:] == ["no answer to a", "no answer to b"]
-    assert notes[0] == "every line is continued by itself; Ctrl-D ends"
-    assert capsys.readouterr().out == "\n"

@@ -56,19 +56,19 @@ def test_no_secret_is_in_what_a_run_a_report_and_an_export_write(
     manifest = expert_of(tmp_path)
     (tmp_path / "train.jsonl").write_bytes((tmp_path / "demo" / "train.jsonl").read_bytes())
     out, word = tmp_path / "out", ["--device", "cpu"]
-    trained = ended("expert", "train", "-m", str(manifest), "-o", str(out / "runs"), *word)
+    trained = ended("train", "-m", str(manifest), "-o", str(out / "runs"), *word)
     assert trained.code == 0, trained.text
     [run] = (out / "runs").iterdir()
     outcomes = [
         trained,
-        ended("expert", "plan", "-m", str(manifest)),
-        ended("expert", "plan", "-m", str(manifest), "--json"),
-        ended("expert", "report", str(run)),
-        ended("expert", "diagnose", str(run), "--no-timing", "--json"),
-        ended("expert", "watch", str(run), "--json"),
-        ended("expert", "validate", str(run), "--limit", "2", *word),
-        ended("expert", "export", str(run), "--to", str(out / "exported"), "--allow-failed", *word),
-        ended("expert", "train", "-m", str(manifest), "--resume", str(run), *word),
+        ended("plan", "-m", str(manifest)),
+        ended("plan", "-m", str(manifest), "--json"),
+        ended("report", str(run)),
+        ended("diagnose", str(run), "--no-timing", "--json"),
+        ended("watch", str(run), "--json"),
+        ended("validate", str(run), "--limit", "2", *word),
+        ended("export", str(run), "--to", str(out / "exported"), "--allow-failed", *word),
+        ended("train", "-m", str(manifest), "--resume", str(run), *word),
     ]
     assert {outcome.code for outcome in outcomes} <= {0, 5}
     assert hits(out, *outcomes) == []
@@ -89,7 +89,7 @@ def test_no_secret_is_in_what_a_failed_run_and_its_fault_file_write(
     (tmp_path / "train.jsonl").write_bytes((tmp_path / "demo" / "train.jsonl").read_bytes())
     words = ["--device", "cpu", "--set", "routing.hf_token=argument-canary-15"]
     out = str(tmp_path / "tmp" / "runs")
-    failed = ended("expert", "train", "-m", str(manifest), "-o", out, *words)
+    failed = ended("train", "-m", str(manifest), "-o", out, *words)
     assert failed.code == 1, failed.text
     assert list((tmp_path / "tmp").glob("expert-fault-*")), failed.text
     assert hits(tmp_path / "tmp", failed) == []
@@ -100,6 +100,6 @@ def test_no_secret_is_in_what_a_failed_run_and_its_fault_file_write(
 def test_no_secret_is_in_what_is_said_of_a_wrong_manifest(tmp_path: Path, broken: str):
     text = f"name: x\nhf_token: manifest-canary\nwandb: {{api_key: canary-of-wandb}}\n{broken}\n"
     (tmp_path / "m.yaml").write_text(text.replace(", ", "\n"), encoding="utf-8")
-    refused = ended("expert", "plan", "-m", str(tmp_path / "m.yaml"))
+    refused = ended("plan", "-m", str(tmp_path / "m.yaml"))
     assert refused.code == 2
     assert "canary" not in refused.text

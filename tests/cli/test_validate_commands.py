@@ -68,13 +68,6 @@ def test_beside_a_baseline_wrong_answers_are_shown_and_lost_ones_first():
     assert not any(line.endswith(":") for line in example_lines("++", "++"))
 
 
-def test_a_gate_that_fails_exits_with_5_and_shows_why(run):
-    ran = run("validate", "--expert", str(finished("lora")), "--limit", "3", *CPU)
-    assert ran.code == EXIT_GATE_FAILED == 5
-    assert "✗ the gate fails\n  - accuracy 0.0% is below 95.0%\n" in ran.out
-    assert "3 wrong answers:" in ran.out
-
-
 def test_a_failed_gate_ends_with_the_next_commands(run, tmp_path):
     folder = str(finished("lora"))
     words = ("validate", "--expert", folder, "--limit", "3", *CPU)
@@ -112,16 +105,6 @@ def test_all_checkpoints_are_in_one_table(run):
     assert any(line.startswith("best by correct answers: ") for line in lines)
 
 
-def test_flags_that_make_no_sense_exit_with_2(run):
-    for flags, text in (
-        (("--test-set", "nothing.jsonl"), "there is no such file"),
-        (("--checkpoint", "99"), "there is no checkpoint of step 99"),
-    ):
-        ran = run("validate", "--expert", str(learnt()), *flags, *CPU)
-        assert ran.code == 2
-        assert text in " ".join(ran.err.split())
-
-
 def test_plain_text_exits_with_0_and_shows_what_is_known_of_it(run):
     ran = run("validate", str(finished_characters()), *CPU)
     assert ran.code == 0, ran.err
@@ -147,13 +130,6 @@ def test_a_terminal_has_a_bar_with_rate_and_time_left():
     assert "final: answering" in wrote.getvalue()
     assert "20/40" in wrote.getvalue()
     assert "10.0/s" in wrote.getvalue()
-
-
-def test_what_a_model_writes_cannot_move_the_cursor():
-    from expert.cli.validate import _short
-
-    assert _short("a\x1b[2J\nb\x07") == "a␛[2J b␇"
-    assert len(_short("x" * 1000)) == 160
 
 
 def test_a_judge_command_and_its_bar_are_taken_from_the_command_line(run, tmp_path):

@@ -17,16 +17,6 @@ def facts_of(run, folder) -> dict[str, str]:
     return {k: v.strip() for k, v in (line.split("  ", 1) for line in rows if "  " in line)}
 
 
-def test_watching_a_finished_run_shows_all_of_it_and_ends(run):
-    ran = run("watch", str(finished("lora")))
-    assert ran.code == 0
-    assert "resume with" not in ran.out
-    lines = ran.out.splitlines()
-    assert lines[0].startswith("demo: ")
-    assert lines[-2].startswith("finished in ")
-    assert sum(line.startswith("step 3/6  loss ") for line in lines) == 1
-
-
 def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watching(run):
     folder = str(finished("lora"))
     [line] = [one for one in run("watch", folder).out.splitlines() if one.startswith("step 6/6 ")]
