@@ -104,7 +104,6 @@ def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
         text = file.getvalue()
         assert "demo on Test CPU: 250 tokens/s, 2.5 times the baseline" in text
         assert "expert benchmark --quick" in text
-        assert "for a reason" in text
         assert "GPU" not in text  # no setting has it: no column
         assert ("█" in text) == terminal
 

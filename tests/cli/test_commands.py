@@ -46,7 +46,7 @@ def test_a_plan_is_a_table_of_key_value_because_and_source_or_json(run):
     assert ["key", "value", "because", "source"] in heads
     [first] = [line for line in heads if line[:1] == ["kernels.precision"]]
     assert (first[1], first[-1]) == ("bf16", "machine")
-    assert "GeForce RTX 4090 (8.9) has".startswith(first[2])
+    assert first[2].startswith("GeForce RTX 4090 (8.9) has")
     assert "✓ fits: " in ran.out
     assert "not used here: --all" in ran.out
     everything = run(*asked, "--all").out

@@ -11,6 +11,7 @@ import pynvml
 import pytest
 
 from expert.core.hashed import write_hashed
+from expert.core.rundir import weights_hash
 from expert.planning.machine import nvml
 from tests.cli.running import run_without
 from tests.jobs.test_gpu_memory import holder
@@ -100,7 +101,8 @@ def test_an_export_that_is_refused_is_reported_before_torch_is_imported(tmp_path
     folder, judged, file = tmp_path / "run", tmp_path / "judged", tmp_path / "file"
     for copy in (folder, judged):
         shutil.copytree(finished("lora"), copy)
-    gate = {"gate": {"passed": False, "reasons": ["too bad"]}}
+    failed = {"passed": False, "reasons": ["too bad"]}
+    gate = {"gate": failed, "weights": weights_hash(judged / "final")}
     write_hashed(judged / "validation.json", json.dumps(gate))
     file.touch()
     below, system = file / "deep" / "out", Path("/proc/self/out")  # where not even root may write

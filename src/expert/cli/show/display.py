@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from itertools import zip_longest
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -24,11 +24,10 @@ Line = tuple[str, str]
 """A line of text and its style in a terminal."""
 PLAIN_WIDTH = 100
 """Width of a table outside a terminal: what a log or an email shows without wrapping."""
-MIN_COLUMN_WIDTH = 24
-"""Narrowest column for wrapped sentences."""
-MAX_NARROWED_COLUMNS = 2
-"""Three columns of wrapped sentences side by side are hard to read."""
+LONG_CELL = 24
+"""Columns with longer cells hold sentences."""
 GAP = "  "
+_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 @dataclass
@@ -169,76 +168,38 @@ def show_sheet(sheet: Sheet, console: Console) -> None:
 
 
 def plain_lines(sheet: Sheet) -> list[str]:
-    """The table as text lines, at most PLAIN_WIDTH wide where words allow.
+    """The table as text lines, at most PLAIN_WIDTH wide where words allow. Three columns of wrapped
+    sentences are hard to read: where there would be as many, each is a paragraph under its row."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
-    Columns are aligned. If that would squeeze the long ones, each of those becomes a paragraph
-    under its row instead.
-    """
-    rows = [[cell.replace("\n", "; ") for cell in row] for row in sheet.rows()]
-    widths = [max(map(len, column)) for column in zip(sheet.columns, *rows, strict=True)]
-    narrowed = _narrowed(widths)
     lines = [sheet.title] if sheet.title else []
-    if narrowed is not None:
-        return lines + _aligned([list(sheet.columns), *rows], narrowed)
-    short = [n for n, width in enumerate(widths) if n == 0 or width <= MIN_COLUMN_WIDTH]
-    kept = [widths[n] for n in short]
-    heads = [sheet.columns[n] for n in short]
-    # The other columns are named in their paragraphs; a header for one column alone is useless.
-    lines += _aligned([heads], kept) if sum(map(bool, heads)) > 1 else []
-    for row in rows:
-        lines += _aligned([[row[n] for n in short]], kept)
-        long = [n for n in range(len(row)) if n not in short and row[n]]
-        lines += [line for n in long for line in _paragraph(sheet.columns[n], row[n])]
-    return lines
-
-
-def _aligned(rows: Sequence[Row], widths: Sequence[int]) -> list[str]:
-    lines = []
-    for row in rows:
-        cells = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
-        for parts in zip_longest(*cells, fillvalue=""):
-            lines += _in_columns(parts, widths)
-    return lines
-
-
-def _in_columns(parts: Row, widths: Sequence[int]) -> list[str]:
-    """One line, or several: after a word longer than its column, such as a path, the next cell
-    starts on a new line in its own column."""
-    lines, line, start = [], "", 0
-    for part, width in zip(parts, widths, strict=True):
-        if part and line and len(line) > start - len(GAP):
-            lines.append(line)
-            line = ""
-        line = line.ljust(start) + part if part else line
-        start += width + len(GAP)
-    return [*lines, line.rstrip()]
-
-
-def _narrowed(widths: Sequence[int]) -> list[int] | None:
-    """The widths with the widest reduced until a line fits; None if they would be too narrow.
-
-    The first column holds names, which stay whole.
-    """
-    found = list(widths)
-    room = PLAIN_WIDTH - len(GAP) * (len(found) - 1) - found[0]
-    while len(found) > 1 and sum(found[1:]) > room:
-        widest = max(found[1:])
-        if widest <= MIN_COLUMN_WIDTH:
-            return None
-        found[found.index(widest, 1)] -= 1
-    return found if sum(map(int.__lt__, found, widths)) <= MAX_NARROWED_COLUMNS else None
-
-
-def _paragraph(name: str, text: str) -> list[str]:
-    words = f"{name}: {text}" if name else text
-    return [f"    {line}" for line in _wrapped(words, PLAIN_WIDTH - 4)]
-
-
-def _wrapped(cell: str, width: int) -> list[str]:
-    """The lines of a cell; longer words stay whole, so that they can be copied."""
-    if len(cell) <= width:
-        return [cell]
-    return wrap(cell, width, break_long_words=False, break_on_hyphens=False) or [""]
+    columns = [list(cells) for cells in zip(sheet.columns, *sheet.rows(), strict=True)]
+    widths = [max(map(len, cells)) for cells in columns]
+    long = [n for n, width in enumerate(widths) if n and width > LONG_CELL]
+    short = [n for n in range(len(columns)) if n not in long]
+    if len(long) > 2 and sum(widths) > PLAIN_WIDTH:
+        for row in sheet.rows():
+            lines.append(GAP.join(row[n].ljust(widths[n]) for n in short).rstrip())
+            for n in long:
+                words = f"{sheet.columns[n]}: {row[n]}".replace("\n", "; ") if row[n] else ""
+                for line in wrap(words, PLAIN_WIDTH - 4, **_WHOLE_WORDS):
+                    lines.append(f"    {line}")
+        return lines
+    table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0))
+    room = PLAIN_WIDTH
+    for n, cells in enumerate(columns):
+        # Words stay whole, so that paths can be copied.
+        longest = max((len(word) for cell in cells for word in cell.split()), default=0)
+        room += max(0, longest - LONG_CELL) if n else 0
+        table.add_column(Text(cells[0]), min_width=longest, no_wrap=n == 0, overflow="fold")
+    for row in sheet.rows():
+        table.add_row(*map(Text, row))
+    paper = Console(file=io.StringIO(), width=room, color_system=None)
+    with paper.capture() as drawn:
+        paper.print(table, crop=False)
+    return lines + [line.rstrip() for line in drawn.get().rstrip("\n").split("\n")]
 
 
 def show_bars(parts: Sequence[tuple[str, float, str]], whole: float, console: Console) -> None:
