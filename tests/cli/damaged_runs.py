@@ -103,9 +103,9 @@ def damages(run: Path, count: int, seed: int) -> Iterator[tuple[str, str]]:
     files = [file for file in there for _ in range(1 if "/" in file else 4)]
     for file in draw.choices(files, k=count):
         has_fields = file.endswith((".json", ".jsonl", "DONE"))
-        yield file, "another value" if has_fields and draw.random() < 0.6 else draw.choice(
-            list(HOWS)[0 if has_fields else 2 :]
-        )
+        hows = list(HOWS)[0 if has_fields else 2 :]
+        changed = has_fields and draw.random() < 0.6
+        yield file, "another value" if changed else draw.choice(hows)
 
 
 @dataclass(frozen=True)
