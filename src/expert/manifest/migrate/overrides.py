@@ -35,7 +35,8 @@ def parse_override(text: str) -> tuple[list[str | int], Item]:
         match = _STEP.fullmatch(part)
         if not match:
             raise OverrideError(f"--set {text}: {part!r} is not part of a path")
-        steps.append(match[1])
+        is_index = part.isdecimal() and steps  # base_models.0.name is base_models[0].name
+        steps.append(int(part) if is_index else match[1])
         steps.extend(int(index) for index in re.findall(r"\[(\d+)\]", match[2]))
     if len(steps) > MAX_DEPTH:
         raise OverrideError(f"--set {text[:60]}…: the path has more than {MAX_DEPTH} steps")
