@@ -1,1 +1,1 @@
-"""The report: one HTML file that needs nothing else, and the same in Markdown."""
+"""The report: one HTML file that needs nothing else."""
