@@ -53,20 +53,16 @@ def test_an_incomplete_launch_environment_and_missing_gpus_are_refused(run, mani
     assert len(ran.err.splitlines()) == 4  # three variables are missing
 
 
-def test_unused_gpus_are_mentioned(run, manifest, monkeypatch):
-    from types import SimpleNamespace
-
-    from expert.cli import train
+def test_unused_gpus_are_mentioned(run):
     from expert.cli.show.display import make_console
+    from expert.cli.show.options import hint_unused_gpus
 
-    plan = SimpleNamespace(kernels=SimpleNamespace(device="cuda"))
-    for cards, gpus, said in ((2, None, True), (1, None, False), (2, "all", False)):
-        opened: Any = SimpleNamespace(machine=SimpleNamespace(gpus=(None,) * cards), plan=plan)
-        run.capsys.readouterr()
-        train._hint_unused_gpus(opened, make_console(), gpus)
-        assert (
-            "GPUs are visible and one is used: add --gpus all" in run.capsys.readouterr().out
-        ) is said
+    for cards, gpus, device, said in (
+        *((2, None, "cuda", True), (2, "all", "cuda", False)),
+        *((2, None, "cpu", False), (1, None, "cuda", False)),
+    ):
+        hint_unused_gpus(make_console(), gpus, cards, device)
+        assert ("add --gpus all" in run.capsys.readouterr().out) is said
 
 
 def test_resume_if_any_takes_the_newest_run_that_has_saved_something(manifest):

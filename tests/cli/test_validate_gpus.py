@@ -7,13 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
-import torch
 
-from expert.cli.show.display import make_console
 from expert.core.errors import EXIT_INTERRUPTED, EXIT_USAGE
 from tests.cli.running import ROOT
 from tests.jobs.validated_runs import as_it_was, learnt
@@ -30,26 +27,6 @@ def test_several_starts_by_torchrun_are_refused(run, monkeypatch):
     ran = run("validate", "nowhere", "--device", "cpu")
     assert ran.code == EXIT_USAGE
     assert ran.err.startswith("torchrun has started expert validate several times")
-
-
-def test_unused_gpus_are_mentioned(run, monkeypatch):
-    from expert.cli import validate
-
-    cuda = torch.device("cuda", 0)
-    monkeypatch.setattr("expert.run.stored.load.pick_device", lambda asked: cuda)
-    for cards, gpus, device, said in (
-        *((2, None, "auto", True), (2, "all", "auto", False)),
-        *((2, None, "cpu", False), (1, None, "auto", False)),
-    ):
-        machine = SimpleNamespace(gpus=(None,) * cards)
-        monkeypatch.setattr(
-            "expert.planning.machine.machine.describe_machine", lambda machine=machine: machine
-        )
-        run.capsys.readouterr()
-        validate._hint_unused_gpus(make_console(), gpus, device)
-        assert (
-            "GPUs are visible and one is used: add --gpus all" in run.capsys.readouterr().out
-        ) is said
 
 
 def started() -> tuple[subprocess.Popen[str], list[psutil.Process]]:

@@ -19,7 +19,7 @@ from expert.cli.show.options import (
     manifest_option,
     one_manifest,
 )
-from expert.cli.show.progress import PreparingView, initial_text
+from expert.cli.show.progress import PreparingView
 from expert.cli.show.rows import show_rows
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count, gib
@@ -80,7 +80,7 @@ def check(
         most_tokens=None if full else JSON_TOKENS if as_json else SCREEN_TOKENS,
     )
     progress = make_console(error=True)
-    with PreparingView(progress, before=initial_text(progress), verb="reading") as tell:
+    with PreparingView(progress, brief=True, verb="reading") as tell:
         changes = tuple(overrides or ())
         report = check_dataset(chosen, model=model, overrides=changes, show=wanted, tell=tell)
     if as_json:

@@ -79,8 +79,17 @@ def diagnose(
     """
     if run is not None and run.is_file():  # a run is a folder: this can only be a manifest
         run, manifest = None, one_manifest(run, manifest)
-    modes = {"--profile": profile, "--try": try_it}
-    _refuse_contradictions(run, manifest, gpu, [mode for mode, on in modes.items() if on])
+    modes = [mode for mode, on in {"--profile": profile, "--try": try_it}.items() if on]
+    if run is not None and manifest is not None:
+        raise typer.BadParameter("give a run or a manifest, not both")
+    if len(modes) > 1:
+        raise typer.BadParameter(f"{' and '.join(modes)}: choose one")
+    if modes and run is None and manifest is None:
+        raise typer.BadParameter(f"{modes[0]} needs --manifest FILE, or a run")
+    if modes and gpu is not None:
+        raise typer.BadParameter(f"{modes[0]} runs on this machine: leave out --gpu")
+    if gpu is not None and run is not None:
+        raise typer.BadParameter("--gpu is for --manifest; a run has its own card")
     read = partial(_read, run, manifest, tuple(overrides or ()))
     short: dict[str, Any] = {"model": model, "vram": vram, "allow_remote_code": remote_code}
     check = partial(_check, read if manifest is not None else None, gpu=gpu, **short)
@@ -116,21 +125,6 @@ def _read(
     if manifest is not None:
         return read_manifest(manifest, overrides=(*overrides, *more))
     return read_run_manifest(find_trained(run).path, (*overrides, *more))
-
-
-def _refuse_contradictions(
-    run: Path | None, manifest: Path | None, gpu: str | None, modes: Sequence[str]
-) -> None:
-    if run is not None and manifest is not None:
-        raise typer.BadParameter("give a run or a manifest, not both")
-    if len(modes) > 1:
-        raise typer.BadParameter(f"{' and '.join(modes)}: choose one")
-    if modes and run is None and manifest is None:
-        raise typer.BadParameter(f"{modes[0]} needs --manifest FILE, or a run")
-    if modes and gpu is not None:
-        raise typer.BadParameter(f"{modes[0]} runs on this machine: leave out --gpu")
-    if gpu is not None and run is not None:
-        raise typer.BadParameter("--gpu is for --manifest; a run has its own card")
 
 
 def _progress(text: str) -> None:
@@ -291,18 +285,16 @@ def show_check(found: Check, console: Console) -> None:
     columns = ("", "name", "finding", "consequence", "fix")
     show_sheet(Sheet(columns, [rows], dim=("name",)), console)
     show(console, "")
-    show(console, *_summary(found.findings, found.target))
-
-
-def _summary(findings: Sequence[Finding], target: str) -> tuple[str, str]:
-    errors = sum(each.severity == "error" for each in findings)
-    warnings = sum(each.severity == "warning" for each in findings)
+    severities = [each.severity for each in found.findings]
+    errors, warnings = severities.count("error"), severities.count("warning")
     if errors:
-        return f"✗ {counted(errors, 'error')}: a run would not start on {target}", "bold red"
-    if warnings:
-        words = counted(warnings, "warning")
-        return f"! {words}; a run would start on {target}", "bold yellow"
-    return f"✓ nothing prevents a run on {target}", "bold green"
+        text = f"✗ {counted(errors, 'error')}: a run would not start on {found.target}"
+        show(console, text, "bold red")
+    elif warnings:
+        text = f"! {counted(warnings, 'warning')}; a run would start on {found.target}"
+        show(console, text, "bold yellow")
+    else:
+        show(console, f"✓ nothing prevents a run on {found.target}", "bold green")
 
 
 def show_profile(found: Profile, console: Console) -> None:

@@ -49,7 +49,7 @@ AFTER_INTERRUPT = {
 def run() -> None:
     """Run the command; errors are shown in plain words, never as a traceback."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may lack ✓ or ×
+        if isinstance(stream, io.TextIOWrapper):  # the C locale has no ✓ or ×
             stream.reconfigure(encoding="utf-8", errors="replace")
     watched = output_descriptors()
     try:
@@ -66,11 +66,9 @@ def run() -> None:
         text = str(full or f"{error.filename or 'output'}: {error.strerror or error}")
         _show_failure(text, code)
         sys.exit(code)
-    except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
-        _show_shortage(error)
-        sys.exit(_report_internal_error(error))
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":  # from Rust, not an Exception
+    except BaseException as error:  # the last net: users see words and a file name
+        # A panic in Rust is no Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         _show_shortage(error)
         sys.exit(_report_internal_error(error))

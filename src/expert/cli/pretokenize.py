@@ -16,7 +16,7 @@ from expert.cli.show.options import (
     manifest_option,
     one_manifest,
 )
-from expert.cli.show.progress import PreparingView, initial_text
+from expert.cli.show.progress import PreparingView
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count
 
@@ -47,14 +47,14 @@ def pretokenize(
     console = make_console(needed=False)  # the prepared data matters, not the output
     changes = tuple(overrides or ())
     if chosen is not None:
-        with PreparingView(console, before=initial_text(console)) as tell:
+        with PreparingView(console, brief=True) as tell:
             done = prepare(chosen, model=model, overrides=changes, tell=tell)
         show_prepared(done, console)
         return
     outcomes = []
     for each in manifests_below(everything or Path()):
         show(console, f"\n{each}", "bold")
-        with PreparingView(console, before=initial_text(console)) as tell:
+        with PreparingView(console, brief=True) as tell:
             outcome = try_prepare(each, model=model, overrides=changes, tell=tell)
         if outcome.data is not None:
             show_prepared(outcome.data, console)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.manifest.reader import ReadManifest
-    from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
     from expert.run.session.finish import RunResult
@@ -123,12 +122,23 @@ def train(
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
     from expert.jobs.launch.ranks import joined
-    from expert.parallel.launch import stop_with_parent, world_from_environment
+    from expert.jobs.train import join
+    from expert.parallel.launch import redirect_output, stop_with_parent, world_from_environment
     from expert.run.open import check_base
 
     stop_with_parent()
     world = world_from_environment()
-    _refuse_contradictions(files or (), manifest, gpus, max_restarts, each_gpu=each_gpu)
+    problems = []
+    if world.size > 1 and each_gpu:
+        problems.append("--each-gpu starts its runs itself  (leave torchrun or srun out)")
+    if files and len(files) > 1 and not each_gpu:
+        problems.append("several manifests: give one manifest, or train each with --each-gpu")
+    if each_gpu and (manifest is not None or not files):
+        problems.append("--each-gpu: name the manifests, such as --each-gpu a.json b.json")
+    if max_restarts and (gpus is None or each_gpu):
+        problems.append("--max-restarts needs --gpus  (torchrun has its own --max-restarts)")
+    if problems:
+        raise options.UsageError("\n".join(problems))
     if each_gpu:
         where = device.value if device is not None else "auto"
         _train_each(context, files or [], gpus, device=where, as_json=as_json)
@@ -162,7 +172,10 @@ def train(
             result, plan = _run(read, console, asked, gpus, group=group, **allowed)
             _show_result(result, plan, console, as_json=as_json)
         else:
-            result = _join(read, group, **allowed)
+            # This rank takes part in the run of the first, and writes only into its log.
+            result = join(
+                read, group, begin=lambda run: redirect_output(run, group.world), **allowed
+            )
         group.exit_barrier()
     if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
@@ -192,7 +205,7 @@ def _dry_run(
     opened = open_run(read, data="counted", **asked)
     refuse_missing_gpu(opened)
     _show_resumed(opened, asked["resume"])
-    _hint_unused_gpus(opened, console, gpus)
+    options.hint_unused_gpus(console, gpus, len(opened.machine.gpus), opened.plan.kernels.device)
     plan, data = opened.plan, data_to_read(opened)
     resume = str(opened.resumed.folder.path) if opened.resumed else None
     row, absent = first_row_of(opened, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
@@ -215,14 +228,6 @@ def _dry_run(
         show(console, f"the run would {where}; nothing was written")
     if not plan.fits:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
-
-
-def _join(read: ReadManifest, group: Group, **allowed: Any) -> RunResult | None:
-    """Take part in the run of the first rank; this one writes only into its log."""
-    from expert.jobs.train import join
-    from expert.parallel.launch import redirect_output
-
-    return join(read, group, begin=lambda run: redirect_output(run, group.world), **allowed)
 
 
 def _show_resumed(opened: Opened, resume: str | None) -> None:
@@ -254,7 +259,9 @@ def _run(
         try:
             opened = open_run(read, tell=tell, **asked)
             _show_resumed(opened, resume)
-            _hint_unused_gpus(opened, console, gpus)
+            options.hint_unused_gpus(
+                console, gpus, len(opened.machine.gpus), opened.plan.kernels.device
+            )
             result = train_job(
                 opened,
                 **allowed,
@@ -320,30 +327,6 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
 # --- several GPUs --------------------------------------------------------------------------------
 
 
-def _refuse_contradictions(
-    files: Sequence[Path],
-    manifest: Path | None,
-    gpus: str | None,
-    max_restarts: int,
-    *,
-    each_gpu: bool,
-) -> None:
-    """Raise all contradictions between options about several GPUs or manifests."""
-    from expert.parallel.launch import world_from_environment
-
-    problems = []
-    if world_from_environment().size > 1 and each_gpu:
-        problems.append("--each-gpu starts its runs itself  (leave torchrun or srun out)")
-    if len(files) > 1 and not each_gpu:
-        problems.append("several manifests: give one manifest, or train each with --each-gpu")
-    if each_gpu and (manifest is not None or not files):
-        problems.append("--each-gpu: name the manifests, such as --each-gpu a.json b.json")
-    if max_restarts and (gpus is None or each_gpu):
-        problems.append("--max-restarts needs --gpus  (torchrun has its own --max-restarts)")
-    if problems:
-        raise options.UsageError("\n".join(problems))
-
-
 def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
     """Run this command on each of the cards and exit with their exit code. For a single card, make
     it the only visible one and return."""
@@ -379,15 +362,6 @@ def _show_rank_message(text: str) -> None:
     show_problems(text)
 
 
-def _hint_unused_gpus(opened: Opened, console: Console, gpus: str | None) -> None:
-    from expert.parallel.launch import world_from_environment
-
-    cards = len(opened.machine.gpus)
-    unasked = gpus is None and world_from_environment().size == 1
-    if unasked and cards > 1 and opened.plan.kernels.device == "cuda":
-        show(console, options.unused_gpus(cards), "dim")
-
-
 def _train_each(
     context: typer.Context, files: list[Path], gpus: str | None, *, device: str, as_json: bool
 ) -> None:
@@ -408,15 +382,14 @@ def _train_each(
         write_json([asdict(run) for run in runs], needed=False)
     else:
         columns = ("manifest", "ended", "loss", "eval loss", "run")
-        rows = [[str(run.manifest), run.text, *_outcome(run.result)] for run in runs]
+        rows = []
+        for run in runs:
+            losses = [run.result.get("loss"), run.result.get("eval_loss")]
+            words = ["" if each is None else loss(each) for each in losses]
+            rows.append([str(run.manifest), run.text, *words, str(run.result.get("folder", ""))])
         show_sheet(Sheet(columns, [rows]), console)
     if code != EXIT_OK:
         raise typer.Exit(code)
-
-
-def _outcome(result: dict[str, Any]) -> list[str]:
-    losses = [result.get("loss"), result.get("eval_loss")]
-    return [*("" if each is None else loss(each) for each in losses), str(result.get("folder", ""))]
 
 
 def _options_of(

@@ -27,8 +27,8 @@ from expert.cli.show.options import (
     Device,
     UsageError,
     gpus_option,
+    hint_unused_gpus,
     json_option,
-    unused_gpus,
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES, Pace
 from expert.core.errors import EXIT_GATE_FAILED
@@ -115,8 +115,6 @@ Gpus = Annotated[
         "--device cpu: that many processes."
     ),
 ]
-_NOT_FORWARDED = ("run", "expert", "as_json")
-"""Options that are not passed on by their names."""
 CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases, evenly spread.")]
 
 
@@ -142,14 +140,27 @@ def validate(
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
     """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails."""
-    asked = {key: _plain(value) for key, value in locals().items() if key not in _NOT_FORWARDED}
+    asked = {
+        key: value.value if isinstance(value, StrEnum) else value
+        for key, value in locals().items()
+        if key not in ("run", "expert", "as_json")
+    }
     from expert.jobs.validate.validate import validate as validate_job
+    from expert.parallel.launch import world_from_environment
+    from expert.planning.machine.machine import describe_machine
+    from expert.run.stored.load import pick_device
 
     if run is not None and expert is not None:
         raise typer.BadParameter(f"{run} and --expert {expert}: give one expert")
-    _refuse_several_starts()
+    if world_from_environment().size > 1:  # each process would do all the work
+        raise UsageError(
+            "torchrun has started expert validate several times  (start it once: --gpus all "
+            "shares the work among the cards)"
+        )
     console = make_console(error=as_json, needed=False)
-    _hint_unused_gpus(console, gpus, device.value)
+    cards = len(describe_machine().gpus) if gpus is None and device != Device.cpu else 0
+    if cards > 1:
+        hint_unused_gpus(console, gpus, cards, pick_device(device.value).type)
     with ValidatingView(console) as view:
         done = validate_job(run or expert, **asked, tell=view)
     if as_json:
@@ -158,34 +169,6 @@ def validate(
         _show_validation(done, make_console(needed=False))
     if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, StrEnum) else value
-
-
-def _refuse_several_starts() -> None:
-    """Raise if torchrun or Slurm started this command several times: each process would do all the
-    work and write the same file."""
-    from expert.parallel.launch import world_from_environment
-
-    if world_from_environment().size > 1:
-        raise UsageError(
-            "torchrun has started expert validate several times  (start it once: --gpus all "
-            "shares the work among the cards)"
-        )
-
-
-def _hint_unused_gpus(console: Console, gpus: str | None, device: str) -> None:
-    """One line if there are more cards than are used."""
-    from expert.planning.machine.machine import describe_machine
-    from expert.run.stored.load import pick_device
-
-    if gpus is not None or device == "cpu":
-        return
-    count = len(describe_machine().gpus)
-    if count > 1 and pick_device(device).type == "cuda":
-        show(console, unused_gpus(count), "dim")
 
 
 class ValidatingView:

@@ -19,6 +19,8 @@ from expert.cli.show.display import make_console, show
 from expert.core.errors import ExpertError, ManifestError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from expert.manifest.reader import ReadManifest
 
 RUN_HELP = "A run folder, or a folder of runs or of an expert: its newest run."
@@ -52,9 +54,13 @@ def gpus_option(what: str) -> Any:
     return typer.Option("--gpus", metavar="all|N|0,2", help=what)
 
 
-def unused_gpus(count: int) -> str:
-    """The note shown if only one of several visible GPUs is used."""
-    return f"{count} GPUs are visible and one is used: add --gpus all to use them"
+def hint_unused_gpus(console: Console, gpus: str | None, cards: int, device: str) -> None:
+    """One line if there are more cards than are used, and nobody has chosen how many."""
+    from expert.parallel.launch import world_from_environment
+
+    if gpus is None and cards > 1 and device == "cuda" and world_from_environment().size == 1:
+        text = f"{cards} GPUs are visible and one is used: add --gpus all to use them"
+        show(console, text, "dim")
 
 
 def json_option(what: str) -> Any:

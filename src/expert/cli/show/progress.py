@@ -61,24 +61,6 @@ class Pace:
         return (done - before) / (now - since) if done > before and now > since else None
 
 
-@dataclass
-class Evaluation:
-    split: str
-    total: int
-    began: float
-    pace: Pace = field(default_factory=Pace)
-
-    def parts(self, rows: int, now: float) -> dict[str, str]:
-        """The shown parts in order; the rate is unknown before the second batch."""
-        words = {"step": f"evaluating {self.split}: {rows:,}/{self.total:,} rows"}
-        rate = self.pace.rate(rows, now) if rows else None
-        if rate is None:
-            return words
-        left = max(0, self.total - rows) / rate
-        fast = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        return words | {"speed": f"{fast} rows/s", "eta": f"ETA {time_in_words(left)}"}
-
-
 class Stages:
     """Shows what is being waited for, one thing after the other."""
 
@@ -109,8 +91,7 @@ class RunProgress:
         clock: Callable[[], float] = time.monotonic,
         live: bool = False,
     ) -> None:
-        self._console = console
-        self._clock = clock
+        self._console, self._clock = console, clock
         self._live, self._waiting = live, Stages(console)
         self._started: dict[str, Any] = {}
         self._bar: Progress | None = None
@@ -120,7 +101,8 @@ class RunProgress:
         self._parts: dict[str, str] = {}
         self._printed: float | None = None
         self._pace = Pace()
-        self._evaluation: Evaluation | None = None
+        self._evaluation_began: float | None = None
+        self._evaluation_pace = Pace()
         self._evaluation_task: TaskID | None = None
 
     def __enter__(self) -> RunProgress:
@@ -130,14 +112,26 @@ class RunProgress:
         self.close()
 
     def __call__(self, event: Event) -> None:
-        kind = event.get("event") if self._live else None
-        if kind in SPINNER_ENDS_AT:
+        kind = event.get("event")
+        if self._live and kind in SPINNER_ENDS_AT:
             self._waiting()
-        if kind != "failed":
-            self._show(event)
-        if kind == "kernels":
+        if self._live and kind == "failed":
+            return
+        self._end_evaluation()
+        if kind == "started":
+            self.close()
+            self._started = dict(event)
+            self._parts, self._printed, self._pace = {}, None, Pace()
+        if kind in ("finished", "stopped"):
+            self.close()
+        if kind == "step":
+            self._show_step(event)
+        else:
+            known = {"epochs": self._started.get("epochs")}  # an epoch event has only its number
+            show_lines(self._console, lines_of({**known, **event}))
+        if self._live and kind == "kernels":
             self._waiting("loading the model")
-        elif kind == "loaded" and self._bar is None and self._console.is_terminal:
+        elif self._live and kind == "loaded" and self._bar is None and self._console.is_terminal:
             self._waiting("computing the first step")
 
     def progress(self, step: int) -> None:
@@ -145,50 +139,12 @@ class RunProgress:
 
         The training thread calls it after every step, so mostly it only reads the clock.
         """
-        now = self._clock()
+        now, total = self._clock(), self._total
         rate = self._pace.rate(step, now)
         too_soon = now - self._drawn < SECONDS_BETWEEN_FRAMES
-        if self._console.is_terminal and too_soon and step != self._started.get("total_steps"):
+        if self._console.is_terminal and too_soon and step != total:
             self._pending_step = step
             return
-        self._moved(step, now, rate)
-
-    def evaluating(self, split: str, rows: int, total: int) -> None:
-        """`rows` rows of an evaluation were launched; a long one has its own bar, or a line now and
-        then. Called after every batch, like `progress`."""
-        now = self._clock()
-        if self._evaluation is None or rows == 0:
-            self._evaluation = Evaluation(split, total, began=now)
-        evaluation = self._evaluation
-        parts = evaluation.parts(rows, now)
-        if now - evaluation.began >= MIN_EVALUATION_SECONDS:
-            self._show_evaluation(evaluation, parts, rows, now)
-
-    def _show_evaluation(
-        self, evaluation: Evaluation, parts: Mapping[str, str], rows: int, now: float
-    ) -> None:
-        if not self._console.is_terminal:
-            since = evaluation.began if self._printed is None else self._printed
-            if now - since >= SECONDS_BETWEEN_STEPS:
-                self._print(GAP.join(parts.values()))
-            return
-        if now - self._drawn < SECONDS_BETWEEN_FRAMES:
-            return
-        bar, cells = self._opened(), self._cells()
-        if self._evaluation_task is None:
-            self._evaluation_task = bar.add_task("", total=evaluation.total, facts="")
-        facts = fitting(parts, self._console.width - cells - 1)
-        bar.update(self._evaluation_task, completed=rows, facts=facts)
-        bar.refresh()
-        self._drawn = now
-
-    def _evaluation_over(self) -> None:
-        task, self._evaluation, self._evaluation_task = self._evaluation_task, None, None
-        if self._bar is not None and task is not None:
-            self._bar.remove_task(task)
-
-    def _moved(self, step: int, now: float, rate: float | None) -> None:
-        total = self._total
         parts = {**self._parts, "step": f"{step}/{total}" if total is not None else f"{step}"}
         if not self._parts and rate is not None and total is not None:
             # Until the first step line, which may be ten steps away.
@@ -198,13 +154,42 @@ class RunProgress:
             parts.pop("eta", None)
         if self._console.is_terminal:
             self._draw(step, total, parts)
+        elif self._printed is None or now - self._printed >= SECONDS_BETWEEN_STEPS:
+            # With logging_steps 1 the first step has its own line.
+            if self._printed is not None or whole(self._started, "logging_steps") != 1:
+                show(self._console, f"step {parts['step']}")
+            self._printed = now
+
+    def evaluating(self, split: str, rows: int, total: int) -> None:
+        """`rows` rows of an evaluation were launched; a long one has its own bar, or a line now and
+        then. Called after every batch, like `progress`."""
+        now = self._clock()
+        if self._evaluation_began is None or rows == 0:
+            self._evaluation_began, self._evaluation_pace = now, Pace()
+        parts = {"step": f"evaluating {split}: {rows:,}/{total:,} rows"}
+        rate = self._evaluation_pace.rate(rows, now) if rows else None
+        if rate is not None:
+            fast = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+            left = time_in_words(max(0, total - rows) / rate)
+            parts |= {"speed": f"{fast} rows/s", "eta": f"ETA {left}"}
+        if now - self._evaluation_began < MIN_EVALUATION_SECONDS:
             return
-        if self._printed is not None and now - self._printed < SECONDS_BETWEEN_STEPS:
-            return
-        # With logging_steps 1 the first step has its own line.
-        if self._printed is not None or whole(self._started, "logging_steps") != 1:
-            self._print(f"step {parts['step']}")
-        self._printed = now
+        if not self._console.is_terminal:
+            since = self._evaluation_began if self._printed is None else self._printed
+            if now - since >= SECONDS_BETWEEN_STEPS:
+                self._print(GAP.join(parts.values()))
+        elif now - self._drawn >= SECONDS_BETWEEN_FRAMES:
+            bar = self._opened()
+            if self._evaluation_task is None:
+                self._evaluation_task = bar.add_task("", total=total, facts="")
+            bar.update(self._evaluation_task, completed=rows, facts=self._fitting(parts))
+            bar.refresh()
+            self._drawn = now
+
+    def _end_evaluation(self) -> None:
+        task, self._evaluation_began, self._evaluation_task = self._evaluation_task, None, None
+        if self._bar is not None and task is not None:
+            self._bar.remove_task(task)
 
     @property
     def _total(self) -> int | None:
@@ -214,33 +199,18 @@ class RunProgress:
         """Leave the bar at the last step."""
         self._waiting()
         if self._bar is not None and self._pending_step is not None:
-            now = self._clock()
-            self._moved(self._pending_step, now, self._pace.rate(self._pending_step, now))
-        self._evaluation_over()
+            self._drawn = -SECONDS_BETWEEN_FRAMES
+            self.progress(self._pending_step)
+        self._end_evaluation()
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.stop()
-
-    def _show(self, event: Event) -> None:
-        kind = event.get("event")
-        self._evaluation_over()
-        if kind == "started":
-            self.close()
-            self._started = dict(event)
-            self._parts, self._printed, self._pace = {}, None, Pace()
-        if kind == "step":
-            self._step(event)
-            return
-        if kind in ("finished", "stopped"):
-            self.close()
-        known = {"epochs": self._started.get("epochs")}  # an epoch event has only its own number
-        show_lines(self._console, lines_of({**known, **event}))
 
     def _print(self, text: str) -> None:
         show(self._console, text)
         self._printed = self._clock()
 
-    def _step(self, event: Event) -> None:
+    def _show_step(self, event: Event) -> None:
         total = self._total
         parts = step_parts(event, total=total, epochs=number(self._started, "epochs"))
         if not self._console.is_terminal:
@@ -254,13 +224,10 @@ class RunProgress:
             parts = parts if number(event, "eta_seconds") else self._parts
         self._draw(step, total, parts)
 
-    def _cells(self) -> int:
-        return BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
-
     def _opened(self) -> Progress:
         if self._bar is None:
             self._waiting()
-            self._bar = facts_bar(self._console, self._cells(), get_time=self._clock)
+            self._bar = facts_bar(self._console, self._cells, get_time=self._clock)
             self._task = self._bar.add_task("", total=self._total, facts="")
             self._bar.start()
         return self._bar
@@ -270,52 +237,46 @@ class RunProgress:
         self._pending_step = None
         bar = self._opened()
         assert self._task is not None
-        facts = fitting(parts, self._console.width - self._cells() - 1)
-        bar.update(self._task, completed=step, facts=facts)
+        bar.update(self._task, completed=step, facts=self._fitting(parts))
         if self._clock() - self._drawn >= SECONDS_BETWEEN_FRAMES or step == total:
             bar.refresh()
             self._drawn = self._clock()
 
+    @property
+    def _cells(self) -> int:
+        return BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
 
-def fitting(parts: Mapping[str, str], room: int) -> str:
-    """As many parts as fit, dropping dispensable ones first."""
-    left = dict(parts)
-    for name in PARTS_TO_DROP:
-        if len(GAP.join(left.values())) <= room:
-            break
-        left.pop(name, None)
-    return GAP.join(left.values())
-
-
-READING = "reading the data"
-
-
-def initial_text(console: Console) -> str:
-    """What `PreparingView` shows at first where a line that stays would be too much."""
-    return READING if console.is_terminal else ""
+    def _fitting(self, parts: Mapping[str, str]) -> str:
+        """As many parts as fit beside the bar, dropping dispensable ones first."""
+        left = dict(parts)
+        for name in PARTS_TO_DROP:
+            if len(GAP.join(left.values())) <= self._console.width - self._cells - 1:
+                break
+            left.pop(name, None)
+        return GAP.join(left.values())
 
 
 class PreparingView:
-    """Progress of preparing data: bars in a terminal, a line now and then elsewhere. `before`: what
-    is shown until there is progress; `verb`: what is done to the rows."""
+    """Progress of preparing data: bars in a terminal, a line now and then elsewhere, after one that
+    says what is read unless `brief`. `verb`: what is done to the rows."""
 
     def __init__(
         self,
         console: Console,
         clock: Callable[[], float] = time.monotonic,
         *,
-        before: str = READING,
+        brief: bool = False,
         verb: str = "preparing",
     ) -> None:
-        self._console, self._clock, self._before, self._verb = console, clock, before, verb
+        self._console, self._clock, self._brief, self._verb = console, clock, brief, verb
         self._shown = ExitStack()
         self._bars: Progress | None = None
         self._sources: dict[str, _Preparing] = {}
         self._printed = clock()
 
     def __enter__(self) -> PreparingView:
-        if self._before:
-            self._shown.enter_context(waiting(self._console, self._before))
+        if self._console.is_terminal or not self._brief:
+            self._shown.enter_context(waiting(self._console, "reading the data"))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -330,18 +291,16 @@ class PreparingView:
 
     def __call__(self, name: str, rows: int, tokens: int) -> None:
         """Report the rows and tokens of a source that are done."""
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         now = self._clock()
         source = self._sources.setdefault(name, _Preparing())
         words = source.words(rows, tokens, now)
-        if self._console.is_terminal:
-            self._draw(name, source, words)
-        elif now - self._printed >= SECONDS_BETWEEN_LINES:
-            self._printed = now
-            show(self._console, f"{self._verb} {name}: {words}")
-
-    def _draw(self, name: str, source: _Preparing, words: str) -> None:
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
+        if not self._console.is_terminal:
+            if now - self._printed >= SECONDS_BETWEEN_LINES:
+                self._printed = now
+                show(self._console, f"{self._verb} {name}: {words}")
+            return
         if self._bars is None:
             self._shown.close()
             columns = map(TextColumn, ("[bold]{task.description}", "{task.fields[words]}"))
