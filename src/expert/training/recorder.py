@@ -13,7 +13,7 @@ import torch
 from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.syncs import SyncDetector
-from expert.telemetry.timeline import COMMUNICATION, Timeline
+from expert.telemetry.timeline import Timeline
 from expert.training.pressure import Pressure
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
@@ -77,8 +77,6 @@ class Recorder:
         self.skips = skips
         """Consecutive steps that changed nothing, of those whose numbers have arrived."""
         self.pressure = pressure
-        self.busy_seconds = 0.0
-        """Of the last timed step, without waiting for data or other ranks."""
         self._emit = emit
         self._timeline = timeline
         self._late = DelayedValues(device)
@@ -165,8 +163,6 @@ class Recorder:
         for times in timeline.drain() if everything else timeline.ready(self._late.lag):
             self.meter.add_times(times)
             self.pressure.add_times(times.wall, times.phases["data_wait"])
-            waited = times.phases["data_wait"] + times.phases.get(COMMUNICATION, 0.0)
-            self.busy_seconds = max(0.0, times.wall - waited)
             for name, seconds in times.phases.items():
                 self._phases[name] = self._phases.get(name, 0.0) + seconds
             if times.ran_dry is not None:

@@ -45,12 +45,17 @@ if name == "wait":
 elif name == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
 elif name == "follow":
+    while not Path(value).exists():  # the other one fails first
+        time.sleep(0.05)
     record_failure("lost the other", exit_code=4, of_another=True)
     sys.exit(4)
 elif name == "fail":
-    record_failure("trouble here", exit_code=int(value))
-    time.sleep(0.3)  # another one ends before it
-    sys.exit(int(value))
+    code, _, mark = value.partition(":")
+    record_failure("trouble here", exit_code=int(code))
+    if mark:
+        Path(mark).touch()
+        time.sleep(0.3)  # another one ends before it
+    sys.exit(int(code))
 elif name == "once" and not Path(value).exists():
     Path(value).touch()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -71,14 +76,19 @@ def ended(folder: Path, *what: str) -> Ended:
     [
         ((), EXIT_OK, ""),
         (("1=kill",), EXIT_RUN_FAILED, "rank 1 was killed by SIGKILL: "),
-        (("1=fail:75", "0=follow"), EXIT_NO_SPACE, "rank 1 ended with code 75: trouble here"),
+        (
+            ("1=fail:75:MARK", "0=follow:MARK"),
+            EXIT_NO_SPACE,
+            "rank 1 ended with code 75: trouble here",
+        ),
         (("1=fail:9",), EXIT_RUN_FAILED, "rank 1 ended with code 9: trouble here"),
     ],
 )
 def test_the_exit_code_and_the_message_are_those_of_the_rank_that_failed_first(
     what, code, message, tmp_path
 ):
-    found = ended(tmp_path, *what)
+    mark = str(tmp_path / "mark")
+    found = ended(tmp_path, *(word.replace("MARK", mark) for word in what))
     assert found.exit_code == code
     assert found.message.startswith(message)
 
