@@ -21,6 +21,6 @@ def test_processes_that_share_a_card_write_the_verdict_of_one(monkeypatch):
     alone = verdict(learnt(), **asked)
     assert verdict(learnt(), gpus="all", **asked) == alone
     three = functools.partial(models_on_cards, [{}, {}, {}], "cuda")
-    monkeypatch.setattr(validating, "_models", lambda gpus, device: three())
+    monkeypatch.setattr(validating, "_open_model", lambda gpus, device: three())
     assert verdict(learnt(), gpus="3", **asked) == alone
     assert alone["settings"]["device"] == "cuda:0"

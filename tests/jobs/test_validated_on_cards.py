@@ -15,7 +15,7 @@ import pytest
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.data.records import Example, Turn
 from expert.jobs.validate import models as model_module
-from expert.jobs.validate.models import ProcessFailed, ValidatedModel, models_on_cards
+from expert.jobs.validate.models import ProcessFailed, models_on_cards
 from expert.jobs.validate.validate import validate
 from tests.answer.test_answering import GREEDY
 from tests.jobs.runs import until
@@ -92,11 +92,8 @@ def answered(*ills: str, **callbacks: Any) -> list[Any]:
     ]
     callbacks = {"tell": lambda done, of: None, "note": lambda text: None, **callbacks}
     how = replace(GREEDY, stop_sequences=("\n", "é\ud800"))
-    with models_on_cards(cards, "auto") as models:
-        found: list[Any] = ValidatedModel(models, "final", None, None).answers(
-            questions, how, 0, **callbacks
-        )
-    return found
+    with models_on_cards(cards, "auto") as model:
+        return list(model.answers(questions, how, 0, **callbacks))
 
 
 @pytest.fixture

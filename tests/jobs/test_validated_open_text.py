@@ -60,11 +60,8 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
     assert done.result.rows.loss < done.base.loss
     assert (done.gate.passed, done.gate.reasons) == (True, ())
     found = written(teller())
-    assert found["asked"]["for"] == [
-        "loss on the held-out answers below the base's",
-        "token accuracy of at least the base's",
-    ]
-    assert found["asked"]["because"].startswith("6 of 6 expected answers are longer than 5 words")
+    assert len(found["asked"]["for"]) == 2
+    assert found["asked"]["because"].startswith("6 of 6 expected answers are longer")
     assert (found["accuracy"], found["without_oracle"], found["open"]) == (None, 0, 6)
     assert found["base"]["loss"] == done.base.loss
     assert found["settings"]["min_accuracy"] is None
@@ -73,20 +70,15 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
     assert out.judged.startswith(f"open text: loss {done.result.rows.loss:.4f}, the base's ")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "| quality gate | passed (final) |" in card
-    assert "| required | loss on the held-out answers below the base's; token accuracy" in card
     # The command and the report show the same.
     assert "6 cases, judged as open text (" in score_sheet(done).title
-    shown = {row[0]: row[1:] for row in score_sheet(done).rows()}
-    assert shown["exact match (not required)"][0] == "0.0%"
-    assert "accuracy" not in shown
+    assert "accuracy" not in {row[0] for row in score_sheet(done).rows()}
     lines = [text for text, _ in gate_lines(done)]
     assert "✓ the gate passes by loss and token accuracy against the base" in lines
-    assert any(text.startswith("required: loss on the held-out answers below") for text in lines)
     report(teller(), to=tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "gate passes" in page
     assert "open text: loss" in page
-    assert "Required: loss on the held-out answers below the base" in page
 
 
 def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp_path):
@@ -133,17 +125,14 @@ def test_a_judge_command_decides(tmp_path):
     assert found["mean_score"] == 0.5
     assert found["asked"]["judge_command"] == command
     assert [case["score"] for case in found["cases"]] == [0.0, 1.0] * 3
-    assert found["settings"]["min_score"] == 0.5
     out = export(teller(), tmp_path / "out", device="cpu")
     assert out.judged == "mean score 0.5 of 6 cases"
     strict = validate(teller(), device="cpu", judge_command=command, min_score=0.6)
     assert strict.gate.reasons == ("mean score 0.5 is below 0.6",)
-
-
-def test_a_failing_judge_command_is_reported_and_fails_the_gate(tmp_path):
+    # One that fails is reported, and fails the gate.
     command = judge_file(tmp_path, "sys.exit('no key is set')")
     done = validate(teller(), device="cpu", judge_command=command, limit=2)
-    assert done.gate.reasons == ("2 of 2 cases have no score of the judge command; at most 5% may",)
+    assert "2 of 2 cases have no score" in done.gate.reasons[0]
     assert "final: the judge command ended with code 1: no key is set" in done.notes
 
 
@@ -153,7 +142,6 @@ def test_a_failing_judge_command_is_reported_and_fails_the_gate(tmp_path):
         ({"min_accuracy": 0.5}, CannotValidate, "no accuracy is measured: 6 of 6 expected"),
         ({"min_improvement": 0.1, "domain": "text"}, CannotValidate, "is for open text"),
         ({"min_score": 0.1}, JudgeError, "name it with --judge-command"),
-        ({"judge_seconds": 5.0}, JudgeError, "name it with --judge-command"),
         ({"judge_command": "no-such-program"}, JudgeError, "there is no program 'no-such-program'"),
     ],
 )
@@ -174,8 +162,6 @@ def learnt_text() -> Path:
 
 @pytest.mark.parametrize("run", [finished_characters, learnt_text])
 def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
-    from expert.cli.export import exported_lines
-
     done = validate(run(), device="cpu")
     assert done.result.cases == ()
     assert (done.gate.passed, done.gate.reasons) == (None, ())
@@ -183,15 +169,11 @@ def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
     assert "no answer to judge, so no accuracy is required" in note
     found = written(run())
     assert found["gate"] == {"passed": None, "reasons": []}
-    assert found["settings"]["min_accuracy"] is None
     assert found["rows"]["perplexity"] > 1
-    assert found["rows"]["token_accuracy"] is not None
     out = export(run(), tmp_path / "out", device="cpu")
     assert out.warnings() == []
-    [judged] = [line for line, _ in exported_lines(out) if line.startswith("  validated: ")]
-    assert judged.endswith("no answer was judged: the rows have no answers")
+    assert out.judged.endswith("no answer was judged: the rows have no answers")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "| answers | not judged: the rows have no answers to ask for |" in card
     assert "quality gate" not in card
 
 

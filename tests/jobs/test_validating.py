@@ -12,6 +12,7 @@ from expert.jobs.validate.test_sets import NoTestSet
 from expert.jobs.validate.validate import CannotValidate, validate
 from expert.jobs.validate.validation import few_cases
 from expert.judging.oracles.oracle import UnknownDomain
+from tests.each import each
 from tests.jobs.runs import events_of, rewrite_events
 from tests.jobs.trained_runs import finished, with_plan
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, rows_file, written
@@ -51,11 +52,9 @@ def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
     done = validate(finished("lora"), device="cpu", limit=3)
     assert not done.gate.passed
     assert done.gate.reasons == ("accuracy 0.0% is below 95.0%",)
-    assert done.domain == "text"
-    assert done.test_set.startswith("3 of 5: ")
+    assert (done.domain, done.test_set[:8]) == ("text", "3 of 5: ")
     found = written(finished("lora"))
-    assert found["gate"]["passed"] is False
-    assert len(found["cases"]) == 3
+    assert (found["gate"]["passed"], len(found["cases"])) == (False, 3)
     assert found["cases"][0]["reason"].startswith("the text differs from the expected one")
 
 
@@ -85,25 +84,16 @@ def test_cases_of_a_file_are_written_like_training_rows(tmp_path):
     cases = [
         {"id": "a", "instruction": "say", "input": "cat 9", "expected": {"ok": True}},
         {"id": "b", "instruction": "say dog", "expected": "no", "domain": "text"},
+        {"instruction": "say cat", "expected": {}, "check": {"schema": {"required": ["ok"]}}},
+        {"instruction": "say cat", "expected": {}, "check": {"schema": {"required": ["no"]}}},
     ]
     path = tmp_path / "cases.json"
     path.write_text(json.dumps({"domain": "json", "cases": cases}), encoding="utf-8")
     done = validate(learnt(), test_set=path, device="cpu")
-    first, second = done.result.cases
+    first, second, *_ = done.result.cases
     assert first.case.prompt == "say\n\nInput:\ncat 9"
-    assert first.judgement.passed is True
-    assert (second.judgement.passed, second.case.expected) == (False, "no")
-
-
-def test_the_check_of_a_row_reaches_the_judge(tmp_path):
-    rows = [
-        {"instruction": "say cat", "output": "{}", "check": {"schema": {"required": ["ok"]}}},
-        {"instruction": "say cat", "output": "{}", "check": {"schema": {"required": ["no"]}}},
-    ]
-    path = rows_file(tmp_path, rows)
-    done = validate(learnt(), test_set=path, device="cpu")
-    assert [each.judgement.passed for each in done.result.cases] == [True, False]
-    assert done.test_set == str(path)
+    assert second.case.expected == "no"
+    assert [each.judgement.passed for each in done.result.cases] == [True, False, True, False]
 
 
 def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
@@ -119,20 +109,13 @@ def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "error", "text"),
     [
         ({"domain": "cobol"}, UnknownDomain, "--domain cobol: is not known"),
         ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
-        ({"limit": 0}, CannotValidate, "limit: got 0, expected a whole number of at least 1"),
-        (
-            {"min_accuracy": 95, "min_score": -1},
-            CannotValidate,
-            (
-                "min_accuracy: got 95, expected a number from 0 to 1\nmin_score: got -1, "
-                "expected a number from 0 to 1"
-            ),
-        ),
+        ({"limit": 0}, CannotValidate, "limit: got 0"),
+        ({"min_accuracy": 95, "min_score": -1}, CannotValidate, "0 to 1\nmin_score: got -1"),
     ],
 )
 def test_invalid_arguments_are_refused(given, error, text):
@@ -151,17 +134,8 @@ def test_rows_and_columns_that_cannot_be_read_are_named(tmp_path):
             validate(learnt(), test_set=rows_file(tmp_path, [row | bad]), device="cpu")
     path = tmp_path / "ok.csv"
     path.write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(NoTestSet) as raised:
+    with pytest.raises(NoTestSet, match=r"--test-set .*: no column holds the request"):
         validate(learnt(), test_set=path, device="cpu")
-    assert str(raised.value).startswith(f"--test-set {path}: no column holds the request")
-    assert str(raised.value).endswith("(name its columns as those of the rows it was trained on)")
-
-
-def test_a_read_only_run_is_refused_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    monkeypatch.setattr("expert.jobs.validate.validate._evaluate_checkpoint", None)
-    with pytest.raises(CannotValidate, match="is read-only, and the verdict is written there"):
-        validate(finished("lora"), device="cpu")
 
 
 def test_data_that_was_moved_is_asked_for(tmp_path):

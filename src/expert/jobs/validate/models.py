@@ -49,7 +49,7 @@ class ModelWorker:
     def __init__(self, trained: Trained | None = None) -> None:
         self.trained = trained
 
-    def load(self, run: Path, choice: Choice | None, device: str) -> dict[str, Any]:
+    def load(self, run: Path, choice: Choice | None, device: str, **_: Any) -> tuple[str, Any]:
         """Load a state of a run, or its base if there is no choice; the device and tokenizer."""
         self.unload()  # before the next one needs its memory
         folder, own = RunFolder(run), pick_device(device)
@@ -58,7 +58,7 @@ class ModelWorker:
             self.trained = load_base(plan, device=own)
         else:
             self.trained = load_trained(folder, plan, choice, device=own)
-        return {"device": str(own), "tokenizer": self.trained.tokenizer_folder}
+        return str(own), self.trained.tokenizer_folder
 
     def unload(self, **_: Any) -> None:
         self.trained = None
@@ -75,32 +75,85 @@ class ModelWorker:
         return answer_all(self.trained, questions, **how) if questions else []
 
 
-class LocalModels:
-    """Loads models in this process."""
+class ValidatedModel:
+    """A state of a run, or its base: one at a time, loaded in this process."""
 
     count = 1
+    """Processes that share the work."""
+    name = ""
+    step: int | None = None
+    template: Template | None = None
+    """None for the character model, which answers nothing."""
 
     def __init__(self, device: str = "auto", trained: Trained | None = None) -> None:
         """`trained`: a model that is loaded already."""
         self._asked_device, self.device = device, str(pick_device(device))
         self._worker = ModelWorker(trained)
+        if trained is not None:
+            self.name, self.step = trained.choice.name, trained.choice.step
+            self.template = trained.template
 
-    def load(self, run: Run, choice: Choice | None) -> ValidatedModel:
-        self._worker.load(run.folder.path, choice, self._asked_device)
-        return self.loaded()
+    def load(self, run: Run, choice: Choice | None) -> None:
+        """Load a state of a run, or its base, instead of the present one."""
+        asked = {"run": run.folder.path, "choice": choice, "device": self._asked_device}
+        (self.device, tokenizer), *_ = self._ask("load", [asked] * self.count)
+        self.name, self.step = (choice.name, choice.step) if choice is not None else (BASE, None)
+        self.template = self._read_template(tokenizer, run.plan.model.prompt_template)
 
-    def loaded(self) -> ValidatedModel:
-        trained = self._worker.trained
-        assert trained is not None
-        return ValidatedModel(self, trained.choice.name, trained.choice.step, trained.template)
+    def unload(self) -> None:
+        """Free its memory; it cannot be asked any more."""
+        self._ask("unload", [{}] * self.count)
 
-    def ask(
+    def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
+        count, of = self.count, len(rows)
+        asked = [{"rows": rows, "place": place, "of": count} for place in range(count)]
+        found = self._ask("losses", asked, lambda done: tell(min(done, of), of), note)
+        # Batches were dealt in turn: restore their order, and sum as one process does.
+        return mean_losses(
+            each for turn in zip_longest(*found) for each in turn if each is not None
+        )
+
+    def answers(
+        self,
+        questions: Sequence[Example],
+        how: DecodingSettings,
+        seed: int,
+        *,
+        tell: Tell,
+        note: Note,
+    ) -> list[Answer]:
+        """Its answers to every question, in order."""
+        # By size in characters, so that each process has long and short ones.
+        sizes = [
+            len(one.tools) + sum(len(turn.text) + len(turn.extra) for turn in one.turns)
+            for one in questions
+        ]
+        order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+        shares = [order[place :: self.count] for place in range(self.count)]
+        asked = [
+            {"questions": [questions[n] for n in own], "numbers": own, "how": how, "seed": seed}
+            for own in shares
+        ]
+        of = len(questions)
+        found = self._ask("answers", asked, lambda done: tell(min(done, of), of), note)
+        answers: dict[int, Answer] = {}
+        for own, said in zip(shares, found, strict=True):
+            answers.update(zip(own, said, strict=True))
+        return [answers[number] for number in range(of)]
+
+    def _read_template(self, tokenizer: Path | None, named: str | None) -> Template | None:
+        assert self._worker.trained is not None
+        return self._worker.trained.template
+
+    def _ask(
         self,
         do: str,
         asked: Sequence[Mapping[str, Any]],
         tell: Callable[[int], None] = lambda done: None,
         note: Note = lambda text: None,
     ) -> list[Any]:
+        """The answers of the processes, each to its own arguments. `tell` receives the total done
+        by all; equal notes are reported once."""
         work = getattr(self._worker, do)
         return [work(**asked[0], tell=lambda done, of: tell(done), note=note)]
 
@@ -115,7 +168,7 @@ COMMAND = (
 
 
 @contextlib.contextmanager
-def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterator[ModelsOnCards]:
+def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterator[ModelOnCards]:
     """Start a process for each environment, which selects its card; end all of them at exit."""
     processes: list[_Process] = []
     try:
@@ -133,7 +186,7 @@ def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterato
             )
             theirs.close()  # so that its end is noticed
             processes.append(_Process(name, started, ours))
-        yield ModelsOnCards(processes, device)
+        yield ModelOnCards(processes, device)
     finally:
         for process in processes:
             process.child.kill()
@@ -163,43 +216,33 @@ def work(file_descriptor: int) -> None:
     worker = ModelWorker()
     while True:
         do, asked = requests.get()
-        if do != "load":
-            asked["tell"] = lambda done, of: connection.send(("done", done))
-            asked["note"] = lambda text: connection.send(("note", text))
+        asked["tell"] = lambda done, of: connection.send(("done", done))
+        asked["note"] = lambda text: connection.send(("note", text))
         try:
             connection.send(("result", getattr(worker, do)(**asked)))
         except ExpertError as error:
             connection.send(("failed", (str(error), error.exit_code)))
 
 
-class ModelsOnCards:
-    """One process per card, all with the same model loaded."""
+class ModelOnCards(ValidatedModel):
+    """The same in one process per card, which all load it."""
 
     def __init__(self, processes: Sequence[_Process], device: str) -> None:
         self.processes, self._asked_device, self.device = processes, device, device
-        """Torch's name for it, once a model was loaded."""
         self.count = len(processes)
 
-    def load(self, run: Run, choice: Choice | None) -> ValidatedModel:
+    def _read_template(self, tokenizer: Path | None, named: str | None) -> Template | None:
         from expert.data.template.text_tools import text_tools
 
-        asked = {"run": run.folder.path, "choice": choice, "device": self._asked_device}
-        first, *_ = self.ask("load", [asked] * self.count)
-        self.device, template = first["device"], None
-        if first["tokenizer"] is not None:
-            _, template = text_tools(first["tokenizer"], run.plan.model.prompt_template)
-        name, step = (choice.name, choice.step) if choice is not None else (BASE, None)
-        return ValidatedModel(self, name, step, template)
+        return text_tools(tokenizer, named)[1] if tokenizer is not None else None
 
-    def ask(
+    def _ask(
         self,
         do: str,
         asked: Sequence[Mapping[str, Any]],
         tell: Callable[[int], None] = lambda done: None,
         note: Note = lambda text: None,
     ) -> list[Any]:
-        """The answers of the processes, each to its own arguments. `tell` receives the total done
-        by all; equal notes are reported once."""
         waiting = {process.connection: place for place, process in enumerate(self.processes)}
         results: list[Any] = [None] * self.count
         done, noted = [0] * self.count, dict[str, None]()
@@ -231,60 +274,3 @@ class ModelsOnCards:
         for text in noted:
             note(text)
         return results
-
-
-class ValidatedModel:
-    """A state of a run, or its base, loaded here or in every process.
-
-    `template` is None for the character model, which answers nothing.
-    """
-
-    def __init__(
-        self,
-        models: LocalModels | ModelsOnCards,
-        name: str,
-        step: int | None,
-        template: Template | None,
-    ) -> None:
-        self._models, self.name, self.step, self.template = models, name, step, template
-
-    def unload(self) -> None:
-        """Free its memory; it cannot be asked any more."""
-        self._models.ask("unload", [{}] * self._models.count)
-
-    def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
-        count, of = self._models.count, len(rows)
-        asked = [{"rows": rows, "place": place, "of": count} for place in range(count)]
-        found = self._models.ask("losses", asked, lambda done: tell(min(done, of), of), note)
-        # Batches were dealt in turn: restore their order, and sum as one process does.
-        return mean_losses(
-            each for turn in zip_longest(*found) for each in turn if each is not None
-        )
-
-    def answers(
-        self,
-        questions: Sequence[Example],
-        how: DecodingSettings,
-        seed: int,
-        *,
-        tell: Tell,
-        note: Note,
-    ) -> list[Answer]:
-        """Its answers to every question, in order."""
-        # By size in characters, so that each process has long and short ones.
-        sizes = [
-            len(one.tools) + sum(len(turn.text) + len(turn.extra) for turn in one.turns)
-            for one in questions
-        ]
-        order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
-        shares = [order[place :: self._models.count] for place in range(self._models.count)]
-        asked = [
-            {"questions": [questions[n] for n in own], "numbers": own, "how": how, "seed": seed}
-            for own in shares
-        ]
-        of = len(questions)
-        found = self._models.ask("answers", asked, lambda done: tell(min(done, of), of), note)
-        answers: dict[int, Answer] = {}
-        for own, said in zip(shares, found, strict=True):
-            answers.update(zip(own, said, strict=True))
-        return [answers[number] for number in range(of)]

@@ -14,12 +14,7 @@ from expert.answer.decoding import DecodingSettings, resolve_decoding
 from expert.answer.writer import Answer
 from expert.core.rundir import weights_hash
 from expert.jobs.validate.held_out import Run, refuse_rows_baseline_trained_on, trained_cases
-from expert.jobs.validate.models import (
-    LocalModels,
-    ModelsOnCards,
-    ValidatedModel,
-    models_on_cards,
-)
+from expert.jobs.validate.models import ValidatedModel, models_on_cards
 from expert.jobs.validate.requirements import (
     CannotValidate,
     JudgeChoice,
@@ -74,7 +69,7 @@ class _Task:
     judging: JudgeChoice
     strict: bool
     decoding: DecodingSettings
-    models: LocalModels | ModelsOnCards
+    model: ValidatedModel
     tell: Tell
     seed: int = 0
     learnt: frozenset[str] = frozenset()
@@ -82,17 +77,27 @@ class _Task:
     notes: list[str] = field(default_factory=list)
     """Made meanwhile."""
 
-    def losses(self, model: ValidatedModel, rows: Sequence[Example]) -> EvalResult:
-        what = f"{model.name}: loss on held-out rows"
-        return model.losses(
-            rows, tell=lambda done, of: self.tell(what, done, of), note=self.notes.append
-        )
-
-    def load(self, run: Run, choice: Choice | None) -> ValidatedModel:
+    def load(self, run: Run, choice: Choice | None) -> None:
         """Load a state of a run, or its base."""
         name = f"and {choice.name}" if choice is not None else "alone"
         self.tell(f"loading {run.plan.model.name} {name}", 0, 0)
-        return self.models.load(run, choice)
+        self.model.load(run, choice)
+
+    def losses(self) -> tuple[EvalResult, EvalResult | None]:
+        """Loss on all rows, and on those not trained on, if the loss decides and some of the rows
+        were trained on."""
+        rows = self.test.examples
+        pairs = zip(rows, self.test.cases, strict=True)
+        new = [row for row, own in pairs if not any(case.id in self.learnt for case in own)]
+        enough = min(MIN_NEW_CASES, len(rows)) <= len(new) < len(rows)
+        what = f"{self.model.name}: loss on held-out rows"
+
+        def measure(some: Sequence[Example]) -> EvalResult:
+            return self.model.losses(
+                some, tell=lambda done, of: self.tell(what, done, of), note=self.notes.append
+            )
+
+        return measure(rows), (measure(new) if self.judging.compares_with_base and enough else None)
 
 
 def validate(
@@ -134,16 +139,18 @@ def validate(
     if limit is not None and limit < 1:
         raise CannotValidate(f"limit: got {limit}, expected a whole number of at least 1")
     check_requirements(asked)
-    loading = _models(gpus, device)
+    opening = _open_model(gpus, device)
     began, run = time.monotonic(), _run_at(expert)
     if not os.access(run.folder.path, os.W_OK):
         raise CannotValidate(
             f"{run.folder.path}: is read-only, and the verdict is written there  (copy the run to "
             "another folder, and name that)"
         )
-    other = _run_at(baseline) if baseline is not None and str(baseline) != BASE else None
-    others_choice = _choice(other) if other is not None else None  # before anything is loaded
-    chosen = _choice(run, checkpoint)
+    other, others_choice = None, None
+    if baseline is not None and str(baseline) != BASE:  # found before anything is loaded
+        other = _run_at(baseline)
+        others_choice = choose(other.folder, other.plan.watch.packaging_checkpoint)
+    chosen = choose(run.folder, checkpoint or run.plan.watch.packaging_checkpoint)
     weights, remark = weights_hash(chosen.path), base_warning(run.folder, run.plan)
     tell("reading the test set", 0, 0)
     named = Path(test_set) if test_set is not None else None
@@ -152,10 +159,10 @@ def validate(
         tell("reading which rows the baseline was trained on", 0, 0)
         refuse_rows_baseline_trained_on(test.examples, test.name, run, other)
     judging = choose_judge(run, test, domain, asked)
-    with loading as models:
+    with opening as model:
         pairs = zip(test.cases, test.examples, strict=True)
         learnt, unknown_rows = trained_cases(pairs, run, make=test.drawn)
-        task = _task(run, test, judging, models=models, tell=tell, seed=seed, learnt=learnt)
+        task = _task(run, test, judging, model=model, tell=tell, seed=seed, learnt=learnt)
         result = _evaluate_checkpoint(run, chosen, task)
         every = [choose(run.folder, name) for name in states(run.folder)] if checkpoints else []
         compared = tuple(
@@ -167,7 +174,13 @@ def validate(
             before = _evaluate_checkpoint(other, others_choice, task)
         elif baseline is not None:
             before = _evaluate_checkpoint(run, None, task)
-        base = _base_rows(run, task, before) if judging.compares_with_base else None
+        base = None
+        if judging.compares_with_base and before is not None and before.name == BASE:
+            base = before.new_rows or before.rows
+        elif judging.compares_with_base:
+            task.load(run, None)  # for its loss: it generates nothing
+            base_rows, base_new_rows = task.losses()
+            base = base_new_rows or base_rows
     file, kept = validation_file(run.folder, chosen, test)
     notes = notes_on(test.every_case, judging.domain, left_out=test.left_out)
     notes += ["" if result.is_scored else few_cases(result.standing.score), *task.notes]
@@ -199,7 +212,7 @@ def validate(
             "seed": seed,
             "limit": limit,
             "strict": task.strict,
-            "device": models.device,
+            "device": model.device,
         },
         partial=test.partial,
         file=file,
@@ -218,19 +231,19 @@ REQUIREMENTS = (
 
 def evaluate_model(run: Run, trained: Trained, test: TestSet, *, tell: Tell) -> CheckpointResult:
     """The results of a loaded model on rows of its run: no gate, nothing written."""
-    models = LocalModels(trained=trained)
-    task = _task(run, test, choose_judge(run, test, None, {}), models=models, tell=tell)
-    return _evaluate(models.loaded(), str(run.folder.path), task)
+    model = ValidatedModel(trained=trained)
+    task = _task(run, test, choose_judge(run, test, None, {}), model=model, tell=tell)
+    return _evaluate(str(run.folder.path), task)
 
 
-def _models(gpus: str | None, device: str) -> AbstractContextManager[LocalModels | ModelsOnCards]:
-    """Where models are loaded: here, or in a process for each card, started when entered. Missing
+def _open_model(gpus: str | None, device: str) -> AbstractContextManager[ValidatedModel]:
+    """Where states are loaded: here, or in a process for each card, started when entered. Missing
     cards are refused immediately."""
     from expert.jobs.launch.cards import choose_cards
     from expert.planning.machine.machine import describe_machine
 
     if gpus is None:
-        return nullcontext(LocalModels(device))
+        return nullcontext(ValidatedModel(device))
     cards = choose_cards(gpus, describe_machine(), device=device, env=os.environ)
     return models_on_cards(cards.environment_per_card(os.environ), device)
 
@@ -241,10 +254,6 @@ def _run_at(expert: str | Path | None) -> Run:
     return Run(folder, plan, data_folder(folder, plan, beside))
 
 
-def _choice(run: Run, named: str | None = None) -> Choice:
-    return choose(run.folder, named or run.plan.watch.packaging_checkpoint)
-
-
 def _task(run: Run, test: TestSet, judging: JudgeChoice, **more: Any) -> _Task:
     how, _ = resolve_decoding(run.plan, {})  # its note is about characters
     strict = is_strict(run.plan.decoding)
@@ -252,18 +261,19 @@ def _task(run: Run, test: TestSet, judging: JudgeChoice, **more: Any) -> _Task:
 
 
 def _evaluate_checkpoint(run: Run, choice: Choice | None, task: _Task) -> CheckpointResult:
-    return _evaluate(task.load(run, choice), str(run.folder.path), task)
+    task.load(run, choice)
+    return _evaluate(str(run.folder.path), task)
 
 
-def _evaluate(model: ValidatedModel, run: str, task: _Task) -> CheckpointResult:
+def _evaluate(run: str, task: _Task) -> CheckpointResult:
     """Loss on the rows, answers to the cases, and their judgements."""
-    name, step, judge = model.name, model.step, task.judging.judge
+    model, name, judge = task.model, task.model.name, task.judging.judge
     if task.test.every_case and model.template is None:
         raise CannotValidate(
             f"{run}: the character model only continues text, and the rows are "
             f"conversations ({task.test.name})  (name a text file with --test-set FILE)"
         )
-    rows, new_rows = task.losses(model, task.test.examples), _new_rows(model, task)
+    rows, new_rows = task.losses()
     began, asked, answers = time.monotonic(), task.test.asked(), []
     if asked:
         answers = model.answers(
@@ -295,7 +305,7 @@ def _evaluate(model: ValidatedModel, run: str, task: _Task) -> CheckpointResult:
     return CheckpointResult(
         name=name,
         run=run,
-        step=step,
+        step=model.step,
         rows=rows,
         cases=tuple(
             replace(_judged(case, answer, found), learnt=case.id in task.learnt, score=score)
@@ -305,23 +315,6 @@ def _evaluate(model: ValidatedModel, run: str, task: _Task) -> CheckpointResult:
         tokens=sum(answer.tokens for answer in answers),
         seconds=seconds,
     )
-
-
-def _new_rows(model: ValidatedModel, task: _Task) -> EvalResult | None:
-    """Loss on the rows not trained on, if the loss decides and some of the rows were trained on."""
-    every = task.test.examples
-    pairs = zip(every, task.test.cases, strict=True)
-    new = [row for row, own in pairs if not any(case.id in task.learnt for case in own)]
-    enough = min(MIN_NEW_CASES, len(every)) <= len(new) < len(every)
-    return task.losses(model, new) if task.judging.compares_with_base and enough else None
-
-
-def _base_rows(run: Run, task: _Task, before: CheckpointResult | None) -> EvalResult:
-    """Loss of the base on the rows used for the comparison; it generates nothing."""
-    if before is not None and before.name == BASE:
-        return before.new_rows or before.rows
-    base = task.load(run, None)
-    return _new_rows(base, task) or task.losses(base, task.test.examples)
 
 
 def _judged_text(case: Case, answer: Answer) -> str:
