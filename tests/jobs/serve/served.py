@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from expert.jobs.serve.app import Limits, LogEntry, make_app
 from expert.jobs.serve.engine import AnswerEngine
 from expert.jobs.serve.listen import listening_socket
@@ -76,14 +74,3 @@ def served(
         thread.join()
         engine.close()
         socket.close()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """On two cores, two torch threads and a server would wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -67,15 +67,18 @@ def test_a_base_is_served_beside_an_adapter_and_not_beside_merged_weights():
         load_models([str(exported("lora", "merged").folder)], device="cpu", with_base=True)
 
 
-def test_a_damaged_export_is_refused(tmp_path):
-    shutil.copytree(exported("lora").folder, tmp_path / "x")
-    weights = tmp_path / "x" / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    with pytest.raises(Damaged, match=r"adapter_model\.safetensors"):
-        load_models([str(tmp_path / "x")], device="cpu")
-
-
-def test_another_base_of_the_same_name_is_refused(tmp_path, monkeypatch):
+def test_a_damaged_export_or_run_and_another_base_of_the_same_name_are_refused(
+    tmp_path, monkeypatch
+):
+    for name, folder, place in (
+        ("x", exported("lora").folder, ""),
+        ("y", finished("lora"), "final"),
+    ):
+        shutil.copytree(folder, tmp_path / name)
+        weights = tmp_path / name / place / "adapter_model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+        with pytest.raises(Damaged, match=r"adapter_model\.safetensors"):
+            load_models([str(tmp_path / name)], device="cpu")
     tiny_model(tmp_path / "qwen3", num_hidden_layers=2, seed=7)
     monkeypatch.setenv("EXPERT_MODELS", str(tmp_path))
     with pytest.raises(BaseMismatch, match="its weights are not those"):

