@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.cli.benchmark import BenchmarkView, result_line, show_ladder
+from expert.cli.benchmark import BenchmarkView, show_ladder
 from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.cli.screens import recorded
@@ -88,11 +88,7 @@ def test_two_results_side_by_side_and_what_differs_between_them(run: Runner, tmp
         ["loader: tokens/s", None, 220.0, None],
     ]
     assert rows[0].keys() == {"what", "first", "second", "ratio"}
-    unlike = (pair[0], str(tmp_path / "c"))
-    reported = " ".join(run("benchmark", "--compare", *unlike).out.split())
-    assert f"! These benchmarks have different data: {CLIMBED.dataset} and other.jsonl." in reported
-    assert f"different models: {CLIMBED.model} and big." in reported
-    ran = run("benchmark", "--compare", *unlike, "--json")
+    ran = run("benchmark", "--compare", pair[0], str(tmp_path / "c"), "--json")
     assert "different data" in ran.err
     json.loads(ran.out)
 
@@ -116,17 +112,6 @@ def test_a_narrow_terminal_has_fewer_columns_and_no_broken_number():
     assert "rows/s" not in text
     for number in ("2,398,206", "1.95x", "5.35x"):
         assert any(number in line for line in text.splitlines() if "packing" in line)
-
-
-def test_a_setting_in_a_line_shows_what_it_gained():
-    assert result_line(CLIMBED.rungs[1]) == (
-        "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"
-    )
-    late = setting("loader", None, "no time")
-    assert result_line(late) == "  loader: not measured by itself: for a reason"
-    assert result_line(CLIMBED.rungs[2]) == "  compile: does not apply: for a reason"
-    slower = setting("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
-    assert result_line(slower).endswith("loss 2.0000, slower: for a reason")
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -74,19 +74,6 @@ def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
     assert run("dataset", "check", "-m", str(file), *tolerated).code == 0
 
 
-def test_findings_as_json_hold_every_count_and_the_same_exit_code(run, tmp_path):
-    file = an_expert(tmp_path)
-    write(tmp_path / "train.jsonl", lines([*ROWS, {"instruction": "a", "output": " "}]))
-    ran = run("dataset", "check", "-m", str(file), "--json")
-    assert ran.code == 2
-    found = json.loads(ran.out)
-    train = found["splits"][0]
-    assert (train["rows"], train["bad_rows"], train["empty_answers"]) == (121, 1, 1)
-    assert train["duplicates"] == {"count": 0, "shown": []}
-    assert found["warnings"] == ["train: 1 row without an answer"]
-    assert len(found["problems"]) == 1
-
-
 def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     an_expert(tmp_path / "experts" / "a")
     ran = run("find-datasets", "--manifests", str(tmp_path / "experts"))
@@ -188,15 +175,3 @@ def test_a_dry_run_shows_the_first_row(run, tmp_path):
     found = json.loads(run("train", str(file), "--dry-run", "--json").out)
     assert found["row"]["place"] == f"{tmp_path / 'train.jsonl'}:1"
     assert not (tmp_path / "datasets_optimized").exists()
-
-
-def test_what_is_not_shown_of_a_text_is_counted_beside_the_row(run, tmp_path):
-    file = an_expert(tmp_path, max_seq_length=64)
-    rows = [{"text": "one two three " * 400}, {"text": "four"}]
-    write(tmp_path / "train.jsonl", lines(rows))
-    out = run("dataset", "check", str(file), "--row", "1").out
-    assert "  ┊ sequence 88 of 88 starts here" in out
-    assert " tokens not shown: --full shows all\n" in out
-    full = run("dataset", "check", str(file), "--row", "1", "--full").out
-    assert "not shown" not in full
-    assert full.count("  ┊ sequence ") == 87

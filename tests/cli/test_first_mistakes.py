@@ -65,14 +65,6 @@ def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
     assert {event["bad_rows"] for event in data} == {3}
 
 
-def test_a_run_that_held_nothing_out_is_to_be_judged_by_other_rows(run, tmp_path):
-    ran = run("train", "-m", a_trainable_manifest(tmp_path, count=1))
-    assert ran.code == 0, ran.err
-    assert " --test-set FILE --baseline base" in ran.out
-    ran = run("train", "-m", a_trainable_manifest(tmp_path))
-    assert "--test-set" not in ran.out
-
-
 def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whole_command(
     run, tmp_path, monkeypatch
 ):

@@ -33,7 +33,6 @@ def manifest(tmp_path: Path) -> Path:
     [
         (["a.json", "b.json", "--max-restarts", "2"], 2),
         (["--each-gpu"], 1),
-        (["--each-gpu", "a.json", "--max-restarts", "2"], 1),
         (["--max-restarts", "1", "a.json"], 1),
     ],
 )

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from tests.cli.running import EXPERT_JSON
-from tests.planning.planning import gpu
 
 ROW = json.dumps({"instruction": "x " * 300, "response": "y " * 200}) + "\n"
 CARDS = "expert.planning.machine.machine.visible_gpus"
@@ -39,12 +38,6 @@ def test_several_cards_are_planned_with_engine_and_memory_of_each(run, large):
     assert "parallel." not in run("plan", large, "--gpu", "rtx-4090", "--gpus", "1").out
 
 
-def test_cards_are_compared_side_by_side(run, large):
-    ran = run("plan", large, "--gpu", "rtx-4090", "--gpu", "h200", "--gpus", "2")
-    assert "2 × GeForce RTX 4090" in ran.out
-    assert "parallel.engine" in ran.out
-
-
 def test_offloading_is_shown_as_slow(run, large):
     ran = run("plan", large, "--gpu", "rtx-4090", "--set", "adapter_type=full")
     assert ran.code == 0
@@ -56,7 +49,6 @@ def test_offloading_is_shown_as_slow(run, large):
     "options",
     [
         ("--gpus", "0"),
-        ("--gpus", "-2"),
         ("--gpus", "some"),
         ("--gpus", "all"),  # there is none here
         ("--nodes", "2"),
@@ -68,12 +60,3 @@ def test_numbers_of_cards_that_make_no_sense_are_refused(run, monkeypatch, optio
     ran = run("plan", EXPERT_JSON, "--gpu", "rtx-4090", *options)
     assert ran.code == 2
     assert options[-2] in ran.err
-
-
-def test_gpus_alone_plans_for_the_cards_of_this_machine_or_for_processes(run, monkeypatch):
-    cards = tuple(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)) for _ in range(3))
-    monkeypatch.setattr(CARDS, lambda *_: (cards, ""))
-    plan = json.loads(run("plan", EXPERT_JSON, "--gpus", "all", "--json").out)
-    assert (plan["target"], plan["parallel"]["ranks"]) == ("NVIDIA GeForce RTX 4090", 3)
-    monkeypatch.setattr(CARDS, lambda *_: ((), ""))
-    assert "advice: kernels.device: " in run("plan", EXPERT_JSON, "--gpus", "2").out

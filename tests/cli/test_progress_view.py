@@ -6,7 +6,6 @@ import errno
 import io
 import os
 import re
-from typing import Any
 
 import pytest
 
@@ -164,12 +163,3 @@ def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
     ]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
-
-
-def test_a_failure_is_reported_by_its_error_while_the_run_is_live():
-    failed: dict[str, Any] = {"event": "failed", "error": "no"}
-    for live, expected in ((True, ""), (False, "failed: no\n")):
-        console, file = recorded(terminal=False)
-        with RunProgress(console, live=live) as view:
-            view(failed)
-        assert file.getvalue() == expected

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 
-from expert.core import events, links
 from tests.insight.pages import FIGURES, usual, write_run
 from tests.jobs.trained_runs import finished as finished_run
 
@@ -41,24 +37,13 @@ def test_a_report_goes_to_the_folder_named_and_a_folder_of_runs_means_its_newest
     assert not (newest / "report.html").exists()
 
 
-def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path, monkeypatch):
+def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path):
     folder = write_run(tmp_path / "run", usual(3))
     (folder / "plan.json").unlink()  # its events are enough
-    opened: list[str] = []
-    open_file = links.open_plain
-
-    def counted(path: Path, flags: int) -> int:
-        opened.append(path.name)
-        return open_file(path, flags)
-
-    monkeypatch.setattr(events, "open_plain", counted)
     ran = run("report", str(folder), "--to", str(tmp_path / "out" / "mine.html"), "--json")
-    assert opened.count("events.jsonl") == 1
     reported = json.loads(ran.out)
     assert reported["html"] == str(tmp_path / "out" / "mine.html")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.html"]
-    page = (tmp_path / "out" / "mine.html").read_text(encoding="utf-8")
-    assert page.lower().startswith("<!doctype html>")
     # A report makes room for a newer one.
     assert run("report", str(folder), "--to", str(tmp_path / "out" / "mine.html")).code == 0
     (tmp_path / "old.html").mkdir()  # a folder is a folder, whatever its name
@@ -68,35 +53,12 @@ def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path, monkeypatch
     assert reported["html"] == str(tmp_path / "old.html" / "report.html")
 
 
-def test_runs_to_compare_may_be_repeated_or_follow(run, tmp_path):
-    runs = [str(write_run(tmp_path / f"run{n}", usual(4 + n))) for n in range(3)]
-    repeated = run("report", runs[0], "--compare", runs[1], "--compare", runs[2], "--json")
-    following = run("report", runs[0], "--compare", runs[1], runs[2], "--json")
-    assert json.loads(repeated.out)["compared"] == runs[1:]
-    assert json.loads(following.out)["compared"] == runs[1:]
-    assert "loss-by-tokens" in json.loads(repeated.out)["figures"]
-
-
-def test_a_report_that_finds_no_room_names_its_file_and_exits_with_75(run, tmp_path, monkeypatch):
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    folder = write_run(tmp_path / "run", usual(4))
-    monkeypatch.setattr("os.fsync", full)
-    ran = run("report", str(folder))
-    assert ran.code == 75
-    assert ran.err.startswith(f"{folder / 'report.html'}: {os.strerror(errno.ENOSPC)}: ")
-    assert not list(folder.glob(".report*"))
-
-
 def test_what_cannot_be_reported_or_written_is_refused_with_the_reason(run, tmp_path):
     folder = write_run(tmp_path / "run", usual(4))
     (tmp_path / "file").write_text("x", encoding="utf-8")
     ran = run("report", str(folder), "--to", str(tmp_path / "file"))
     assert ran.code == 2
     assert "cannot write a report" in ran.err
-    assert f"{tmp_path / 'file'}: cannot write" in ran.err
-    assert "another place with --to" in ran.err
     for words, reported in (
         ((str(folder), "--ladder", str(folder / "plan.json")), "not a result of expert benchmark"),
         ((str(folder), str(folder)), "give one run; compare with others by --compare RUN"),

@@ -79,21 +79,6 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     assert (folder / "final").is_dir()
 
 
-def test_a_run_with_settings_beside_its_text_is_resumed_by_the_printed_command(run, fox):
-    shape = "{n_layer: 1, n_head: 1, n_embd: 8, block_size: 16}"
-    text = f"name: bard\nmodel: {shape}\ntraining: {{epochs: 1, batch_size: 32, trackers: []}}\n"
-    (fox / "config.yaml").write_text(text, encoding="utf-8")
-    first = run("train", "--dataset", "fox.txt", "--device", "cpu")
-    assert first.code == 0, first.err
-    [folder] = (fox / "runs").iterdir()
-    assert folder.name.startswith("bard-")
-    killed(folder)
-    command = printed_command(run, folder)
-    again = run(*command)
-    assert again.code == 0, again.err
-    assert "resumed at step " in again.out
-
-
 def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, fox, monkeypatch):
     asked = ("--epochs", "2", "--device", "cpu", "--set", SMALL, "--set", "trackers=[]")
     chosen = "expert.planning.choose.sequences.char_gpt_batch"
@@ -109,20 +94,6 @@ def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, fox, mon
     again = run(*resumed)
     assert again.code == 0, again.err
     assert len(list((fox / "runs").iterdir())) == 1
-
-
-def test_another_of_the_base_models_is_named(tmp_path):
-    file = write_expert(tmp_path, "tiny", {})
-    folder = a_started_run(tmp_path, file)
-    manifest = json.loads(file.read_text(encoding="utf-8"))
-    first = manifest.pop("base_model")
-    manifest["base_models"] = [first, {**first, "name": "smollm2-135m"}]
-    file.write_text(json.dumps(manifest), encoding="utf-8")
-    for name, words in (("smollm2-135m", " --model smollm2-135m"), ("tiny", "")):
-        chosen = {"model": {"name": name}, "watch": {"output_dir": str(tmp_path / "runs")}}
-        folder.plan.write_text(json.dumps(chosen), encoding="utf-8")
-        command = f"expert train --manifest {file}{words} --resume {folder.path}"
-        assert resume_command_of(folder) == command
 
 
 def test_the_resume_command_repeats_vram_only_for_runs_on_a_card(tmp_path):

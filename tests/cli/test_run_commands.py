@@ -55,7 +55,6 @@ def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_reported(run):
             ("--prompt", "x", "--checkpoint", "99"),
             "there is no checkpoint of step 99  (there is --checkpoint",
         ),
-        (False, ("--prompt", ""), "--prompt: is empty  (write a question)"),
         (False, ("--prompt", "  \n"), "--prompt: is empty  (write a question)"),
         (False, (), "--prompt: nothing to answer  (add --prompt TEXT, or"),  # without a terminal
     ],

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from expert.data.inspect.audit import SplitReport
     from expert.data.inspect.check_rows import DatasetReport
-    from expert.jobs.datasets.find import DatasetUser, FoundDataset
-    from expert.jobs.datasets.gather import Caches, ConsolidatedExpert
+    from expert.jobs.datasets.find import FoundDataset
+    from expert.jobs.datasets.gather import ConsolidatedExpert
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 _TOKENIZER_TEMPLATE = "the tokenizer's chat template"
@@ -195,17 +195,12 @@ def find_datasets(
         _show_found(found, console, with_users=manifests is not None)
     for one in gathered:
         _show_gathered(one, console)
-    _show_caches(caches, users, console)
+    shown = {"hub cache": caches.hub, "datasets cache": caches.datasets}
+    shown |= {f"prepared tokens of {user.name}": user.cache for user in users}
+    for name, folder in shown.items():
+        show(console, f"{name}: {folder}{'' if folder.is_dir() else ' (missing)'}", "dim")
     if unread:
         show_problems("\n".join(["manifests that could not be read", *unread]))
-
-
-def _show_caches(caches: Caches, users: list[DatasetUser], console: Console) -> None:
-    """The cache folders, whether or not they exist."""
-    places = {"hub cache": caches.hub, "datasets cache": caches.datasets}
-    places |= {f"prepared tokens of {user.name}": user.cache for user in users}
-    for name, folder in places.items():
-        show(console, f"{name}: {folder}{'' if folder.is_dir() else ' (missing)'}", "dim")
 
 
 def _show_found(found: list[FoundDataset], console: Console, *, with_users: bool) -> None:

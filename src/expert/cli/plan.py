@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,23 +31,14 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 # Shown elsewhere (memory as bars) or too large for a cell.
-_SHOWN_ELSEWHERE = {
-    "memory.parts",
-    "memory.workload",
-    "decoding",
-    "data.dataset",
-}
+_SHOWN_ELSEWHERE = {"memory.parts", "memory.workload", "decoding", "data.dataset"}
 _DEFAULT = "the default"
 _REMARKS = {"warning": "bold yellow", "advice": "cyan", "superseded": "dim"}
 _NOTICES = {"warning": "bold yellow", "not used here": "cyan", "read as": "", "note": "dim"}
 _SAME_FOR_EVERY_CARD = (
     *("training.dataset.", "base_models[", "training.config.max_seq_length", "parallel.ranks"),
 )
-_MULTI_GPU_KEYS = (
-    "parallel.engine",
-    "parallel.shard_ranks",
-    "parallel.offload",
-)
+_MULTI_GPU_KEYS = ("parallel.engine", "parallel.shard_ranks", "parallel.offload")
 _COMPARED_KEYS = (
     "model.quantization",
     "kernels.precision",
@@ -99,18 +90,8 @@ def plan(
     here = describe_machine(read.folder)
     ranks, machines = ranks_and_machines(gpus, nodes, cards_here=len(here.gpus))
     cards: list[str | None] = [*gpu] if gpu else [None]
-    plans = [
-        plan_job(
-            read,
-            gpu=card,
-            vram=vram,
-            model=model,
-            machine=here,
-            ranks=ranks,
-            nodes=machines,
-        )
-        for card in cards
-    ]
+    how: dict[str, Any] = {"vram": vram, "model": model, "ranks": ranks, "nodes": machines}
+    plans = [plan_job(read, gpu=card, machine=here, **how) for card in cards]
     console = make_console()
     if as_json:
         found = [one.model_dump(mode="json") for one in plans]
@@ -174,16 +155,24 @@ def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
         if everything or _matters(one):
             row = (one.path, _value(one), one.because.removeprefix("unknown: "), one.source)
             sections.setdefault(one.path.split(".")[0], []).append(row)
-    columns, title = (
-        ("key", "value", "because", "source"),
-        f"{plan.expert} on {cards_in_words(plan)}",
-    )
+    columns = ("key", "value", "because", "source")
+    title = f"{plan.expert} on {cards_in_words(plan)}"
     show_sheet(Sheet(columns, list(sections.values()), title, dim=("source",)), console)
     hidden = len(rows) - sum(map(len, sections.values()))
     if hidden:
         show(console, f"  {hidden} more at their defaults or not used here: --all", "dim")
-    _show_memory(plan, console)
-    _show_time(plan, console)
+    parts, budget = plan.memory.parts, plan.memory.budget_bytes
+    parallel = plan.parallel
+    if parts is not None:
+        bars = [(name.replace("_", " "), size, gib(size)) for name, size in parts.items() if size]
+        bars.append(("total", plan.memory.peak_bytes or 0, gib(plan.memory.peak_bytes or 0)))
+        each = " on each card" if parallel.ranks > 1 else ""
+        show(console, f"\npeak memory of a step{each}, of {gib(budget)}", "bold")
+        show_bars(bars, budget, console)
+    if parallel.engine != "single":
+        how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
+        show(console, f"\n{how} on {cards_in_words(plan)}", "bold")
+    show(console, f"\n{time_in_words(plan)}", "bold")
     _show_remarks(plan, console)
 
 
@@ -211,25 +200,6 @@ def _matters(decision: Decision) -> bool:
 
 def _because(plan: RunPlan, path: str) -> str:
     return next((each.because for each in plan.decisions if each.path == path), "")
-
-
-def _show_memory(plan: RunPlan, console: Console) -> None:
-    parts, budget = plan.memory.parts, plan.memory.budget_bytes
-    if parts is None:
-        return
-    bars = [(name.replace("_", " "), size, gib(size)) for name, size in parts.items() if size]
-    bars.append(("total", plan.memory.peak_bytes or 0, gib(plan.memory.peak_bytes or 0)))
-    each = " on each card" if plan.parallel.ranks > 1 else ""
-    show(console, f"\npeak memory of a step{each}, of {gib(budget)}", "bold")
-    show_bars(bars, budget, console)
-
-
-def _show_time(plan: RunPlan, console: Console) -> None:
-    parallel = plan.parallel
-    if parallel.engine != "single":
-        how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
-        show(console, f"\n{how} on {cards_in_words(plan)}", "bold")
-    show(console, f"\n{time_in_words(plan)}", "bold")
 
 
 def time_in_words(plan: RunPlan) -> str:

@@ -66,6 +66,8 @@ def pretokenize(
 
 def show_prepared(data: PreparedData, console: Console) -> None:
     """Cache hits and misses with reasons, the counts of every split, and row lengths."""
+    from expert.data.tokens.statistics import EDGES
+
     for split in data.splits():
         for prepared in split.folders:
             word = "hit" if prepared.hit else "miss"
@@ -81,7 +83,11 @@ def show_prepared(data: PreparedData, console: Console) -> None:
     facts = [_facts(split, data.train) for split in data.splits()]
     table = [[name, *(each[name] for each in facts)] for name in facts[0]]
     show_sheet(Sheet(columns, [table]), console)
-    _show_histogram(data.train, console)
+    names = [f"up to {edge:,}" for edge in EDGES] + [f"over {EDGES[-1]:,}"]
+    counts = zip(names, data.train.statistics.histogram, strict=True)
+    shown = [(name, rows, f"{rows:,}") for name, rows in counts if rows]
+    show(console, "\nlengths in tokens", "bold")
+    show_bars(shown, max((size for _, size, _ in shown), default=1), console)
 
 
 def _show_outcomes(outcomes: Sequence[PrepareOutcome], console: Console) -> None:
@@ -128,13 +134,3 @@ def _facts(split: PreparedSplit, train: PreparedSplit) -> dict[str, str]:
         "examples per sequence": f"{packed.examples_per_bin:.2f}",
         "padding avoided": avoided,
     }
-
-
-def _show_histogram(split: PreparedSplit, console: Console) -> None:
-    from expert.data.tokens.statistics import EDGES
-
-    names = [f"up to {edge:,}" for edge in EDGES] + [f"over {EDGES[-1]:,}"]
-    counts = zip(names, split.statistics.histogram, strict=True)
-    shown = [(name, rows, f"{rows:,}") for name, rows in counts if rows]
-    show(console, "\nlengths in tokens", "bold")
-    show_bars(shown, max((size for _, size, _ in shown), default=1), console)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,8 +160,8 @@ def _start_chat(run: Path | None, writer: _Writer, notes: Console, how: dict[str
 
 def read_line() -> str:
     """A typed line; EOFError at the end of input."""
-    with suppress(ImportError):
-        import readline  # noqa: F401 - input() edits lines with it once it is imported
+    import readline  # noqa: F401 - input() edits lines with it once it is imported
+
     return input(MARK)
 
 

@@ -111,8 +111,6 @@ def silence(stream: IO[str]) -> None:
 
 def reader_has_left(descriptor: int) -> bool:
     """Whether the reader of a pipe has left; assumed if the system cannot tell."""
-    if not hasattr(select, "poll"):
-        return True
     watch = select.poll()
     try:
         watch.register(descriptor, 0)
