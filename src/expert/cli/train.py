@@ -159,7 +159,7 @@ def train(
     if dry_run:
         _dry_run(read, console, asked, gpus, as_json=as_json)
         return
-    allowed = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
+    allowed: dict[str, Any] = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
     result: RunResult | None
     check_base(read, model, allow_remote_code=remote_code)
     stage = Stages(console)

@@ -140,7 +140,7 @@ def validate(
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
     """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails."""
-    asked = {
+    asked: dict[str, Any] = {
         key: value.value if isinstance(value, StrEnum) else value
         for key, value in locals().items()
         if key not in ("run", "expert", "as_json")
