@@ -17,7 +17,7 @@ from tests.insight.ladders import ladder, setting
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished
 
-PREPARED_STAYS = "prepared data is kept; the same command continues from there"
+PREPARED_STAYS = "finished data sets are kept; the same command prepares the rest"
 PATIENCE_SECONDS = 60.0
 
 

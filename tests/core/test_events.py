@@ -228,7 +228,7 @@ def test_which_variables_are_secrets(name: str, value: str, secret: bool, monkey
         (b'{"event": "a"}\n{"eve\n{"event": "b"}\n', ["a", "b"], 1),
         (b'\x00\x00\x00\n\xff\xfe\n[]\n{}\n"event"\n{"event": "b"}\n', ["b"], 5),
         (b"[" * 100_000 + b'\n{"event": "b"}\n', ["b"], 1),
-        # Lines of an earlier version have no checksum.
+        # A line without a checksum, as another program writes it.
         (b'{"event": "step", "time": 12.5, "step": 3, "loss": 0.25}\n', ["step"], 0),
     ],
 )

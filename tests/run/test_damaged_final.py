@@ -113,5 +113,5 @@ def test_a_run_whose_plan_or_manifest_was_damaged_is_neither_used_nor_resumed(ru
         read_plan(RunFolder(run))
     with pytest.raises(Damaged, match=name):
         open_run(manifest, resume=str(run))
-    hash_file(run / name).unlink()  # as earlier versions left it: nothing is known of it
+    hash_file(run / name).unlink()  # nothing is known of it
     RunFolder(run).refuse_damaged()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 STARTS_OVER = "the same command starts over"
 AFTER_INTERRUPT = {
     "train": f"no run was started; {STARTS_OVER}",
-    "pretokenize": "prepared data is kept; the same command continues from there",
+    "pretokenize": "finished data sets are kept; the same command prepares the rest",
     "validate": f"no verdict was written; {STARTS_OVER}",
     "benchmark": f"no result was written; {STARTS_OVER}",
     "export": f"nothing was exported; {STARTS_OVER}",

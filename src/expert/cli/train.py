@@ -281,7 +281,7 @@ def _run(
         except Interrupted as end:  # before the run itself handles signals
             before.close()
             left = "no run was started" if resume is None else "the run is unchanged"
-            kept = "prepared data is kept; the same command continues from there"
+            kept = "finished data sets are kept; the same command prepares the rest"
             show(console, f"stopped by {end.by} before the first step: {left}; {kept}")
             end.shown = True
             raise

@@ -47,8 +47,7 @@ def _lines(found: Verified) -> list[Line]:
     """What is intact, what has no hash, then what is damaged, file by file."""
     lines: list[Line] = [(f"✓ {each.path}", "") for each in found.of("whole")]
     lines += [
-        (f"· {each.path}: written by an earlier version, without hashes", "dim")
-        for each in found.of("no hash")
+        (f"· {each.path}: has no hash to compare it with", "dim") for each in found.of("no hash")
     ]
     damaged = found.of("damaged")
     for each in damaged:

@@ -49,7 +49,7 @@ def file_integrity(path: Path) -> State:
 
 def keep_hash(path: Path, sha256: str, *, trust_existing: bool = False) -> None:
     """Store the hash of the content about to become `path`. `trust_existing`: the present file is
-    trusted even if an earlier version wrote it without a hash."""
+    trusted even without a hash."""
     hashes = [sha256]
     if file_integrity(path) in ("sound", "unknown" if trust_existing else "sound"):
         hashes.append(sha256_of(path))  # valid until it is replaced
@@ -87,7 +87,7 @@ def writing_hashed(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_damaged(path: Path, advice: str) -> None:
-    """Raise if a text file does not match its hash; files of earlier versions without one pass. A
+    """Raise if a text file does not match its hash; files without one pass. A
     file too large to be read is not hashed: Expert never wrote it."""
     if path.is_file() and path.stat().st_size > MAX_TEXT_BYTES:
         damaged = _known(path) is not None
