@@ -15,12 +15,12 @@ from expert.core.text import visible
 from expert.insight.page.blocks import (
     Bar,
     Bars,
+    EventTimeline,
     Figure,
     LineChart,
     Mark,
     PageSection,
     Series,
-    Timeline,
     WideBar,
     Words,
 )
@@ -116,7 +116,7 @@ def test_bars_and_marks_have_their_share_of_the_space():
     for chart, places in (
         (Bars(bars=(low, top, failed)), ["width:33.33%", "width:100.00%", "width:0.00%"]),
         (WideBar(bars=(low, top)), ["width:25.00%", "width:75.00%"]),
-        (Timeline(lanes=(("saves", 7, (mark,)),), end=10.0), ["left:50.00%"]),
+        (EventTimeline(lanes=(("saves", 7, (mark,)),), end=10.0), ["left:50.00%"]),
     ):
         figure = Figure(name="x", title="X", chart=chart)
         tags = Tags(section_html(PageSection(name="s", title="S", inside=(figure,))))

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from expert.answer.decoding import DecodingSettings
-
-if TYPE_CHECKING:
-    from expert.answer.scheduler import AnswerRow
+from expert.answer.writer import AnswerWriter
 
 TIE = 1e-3
 """Float32 logits in a batch differ from those of a row alone by up to 3e-5 with `tiny`, 9e-5 with
 SmolLM2-135M."""
 
 
+class SampledRow(Protocol):
+    """What the choice of a token depends on."""
+
+    how: DecodingSettings
+    writer: AnswerWriter
+    draws: Tensor | None
+    """Numbers from 0 to 1, one for each token to come; None: the most likely token."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The prompt and the answer so far."""
+
+
 def choose_tokens(
-    scores: Tensor, rows: Sequence[AnswerRow], *, exact: bool
+    scores: Tensor, rows: Sequence[SampledRow], *, exact: bool
 ) -> tuple[list[int], list[bool]]:
     """The next token of every row, and whether rounding may have decided it; changes `scores`. Rows
     with the same sampling settings are sampled together."""
@@ -47,7 +58,7 @@ def choose_tokens(
     return ids, doubtful
 
 
-def _penalise(scores: Tensor, rows: Sequence[AnswerRow]) -> None:
+def _penalise(scores: Tensor, rows: Sequence[SampledRow]) -> None:
     """Lower the scores of tokens that a row has seen, if it has a repetition penalty."""
     seen = [
         (place, token, row.how.repetition_penalty)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from expert.insight.ladder.ladder import Ladder, SettingResult
-    from expert.jobs.benchmark.benchmark import BenchmarkRequest, Watcher
+    from expert.jobs.benchmark.request import BenchmarkRequest, Watcher
 else:
     Watcher = object  # importing it takes as long as all of --help
 
@@ -84,7 +84,7 @@ def benchmark(
     as_json: options.ResultAsJson = False,
 ) -> None:
     """Measure every optimization, from the settings most people start with to the full plan."""
-    from expert.jobs.benchmark.benchmark import BenchmarkRequest
+    from expert.jobs.benchmark.request import BenchmarkRequest
     from expert.run.stored.locate import run_or_result
 
     console = make_console(error=as_json, needed=compare is not None)
@@ -134,7 +134,7 @@ def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_j
     """Run the benchmark, show and write the result; if interrupted, write what was measured."""
     from expert.insight.ladder.ladder import FILE
     from expert.jobs.benchmark.benchmark import benchmark as benchmark_job
-    from expert.jobs.benchmark.benchmark import check_result_file, new_folder, write_result
+    from expert.jobs.benchmark.request import check_result_file, new_folder, write_result
 
     if to is not None:
         check_result_file(to)

@@ -77,7 +77,7 @@ class LoopPlan:
         return state.done > 0 and was_due and state.evaluated != state.done
 
 
-class Run(Protocol):
+class TrainingRun(Protocol):
     """The run around the loop: what records, evaluates and saves it, and who asks it to stop."""
 
     @property
@@ -128,7 +128,7 @@ def train(
     steps: Iterable[Any],
     state: TrainState,
     plan: LoopPlan,
-    run: Run,
+    run: TrainingRun,
 ) -> tuple[TrainState, Ending]:
     """Train until the plan, the data, a signal or trouble ends it; returns the state and why."""
     feed, ending = iter(steps), None
@@ -181,7 +181,7 @@ def train(
 
 
 def evaluate_and_save(
-    state: TrainState, work: Due, plan: LoopPlan, run: Run, *, asked: bool = False
+    state: TrainState, work: Due, plan: LoopPlan, run: TrainingRun, *, asked: bool = False
 ) -> tuple[TrainState, Ending | None]:
     """Evaluate and save if due or asked; returns an Ending if the run should stop here.
 
@@ -215,7 +215,9 @@ def evaluate_and_save(
     return state, None
 
 
-def end_epoch(state: TrainState, plan: LoopPlan, run: Run) -> tuple[TrainState, Ending | None]:
+def end_epoch(
+    state: TrainState, plan: LoopPlan, run: TrainingRun
+) -> tuple[TrainState, Ending | None]:
     """Work at the end of a stream's epoch, noticed when the next one started."""
     ending = judge_pending(state, plan, run)
     if ending is not None:
@@ -229,7 +231,7 @@ def end_epoch(state: TrainState, plan: LoopPlan, run: Run) -> tuple[TrainState, 
     return evaluate_and_save(state, work, plan, run)
 
 
-def end_of_data(state: TrainState, plan: LoopPlan, run: Run) -> tuple[TrainState, Ending]:
+def end_of_data(state: TrainState, plan: LoopPlan, run: TrainingRun) -> tuple[TrainState, Ending]:
     """No steps are left. If the last one was not known to be the last, do its work now."""
     ending = judge_pending(state, plan, run)
     if ending is None and state.done != plan.total_steps:
@@ -241,7 +243,7 @@ def end_of_data(state: TrainState, plan: LoopPlan, run: Run) -> tuple[TrainState
     return state, ending or Ending(finished=True)
 
 
-def judge_pending(state: TrainState, plan: LoopPlan, run: Run) -> Ending | None:
+def judge_pending(state: TrainState, plan: LoopPlan, run: TrainingRun) -> Ending | None:
     """Wait for the numbers of all launched steps, and judge them."""
     troubles = run.recorder.wait_for_numbers()
     return judge(troubles, state, plan.stability, emit=run.emit, rows_in=run.rows_in)

@@ -11,13 +11,14 @@ import pytest
 
 from expert.insight.ladder.ladder import Ladder, SettingResult
 from expert.jobs.benchmark import benchmark
-from expert.jobs.benchmark.benchmark import Benchmark, BenchmarkRequest, Pace, Watcher
+from expert.jobs.benchmark.benchmark import Benchmark
 from expert.jobs.benchmark.child import Job, MeasurementFailed
 from expert.jobs.benchmark.measured import Event
+from expert.jobs.benchmark.request import BenchmarkPace, BenchmarkRequest, Watcher
 from expert.manifest.reader import read_manifest
 
 # As short as can be: what is measured here is whether it works, not how fast it is.
-BRISK = Pace(
+BRISK = BenchmarkPace(
     total_seconds=100_000.0,
     timed_seconds=0.01,
     window_seconds=0.01,

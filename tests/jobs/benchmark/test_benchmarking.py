@@ -12,12 +12,11 @@ import pytest
 from expert.core.interrupts import Interrupted
 from expert.insight.ladder.ladder import read_ladder
 from expert.jobs.benchmark import benchmark as job
-from expert.jobs.benchmark.benchmark import (
+from expert.jobs.benchmark.benchmark import Benchmark, benchmark
+from expert.jobs.benchmark.request import (
     THOROUGH,
-    Benchmark,
     CannotBenchmark,
     Watcher,
-    benchmark,
     new_folder,
     pace_of,
     write_result,

@@ -79,7 +79,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline(_Kind):
+class EventTimeline(_Kind):
     """A lane for every kind of event: its name, its number of events, and those that are drawn."""
 
     lanes: tuple[tuple[str, int, tuple[Mark, ...]], ...]
@@ -92,7 +92,7 @@ class Figure(_Kind):
     name: str
     """Stable, for links and tests."""
     title: str
-    chart: LineChart | Bars | WideBar | Timeline
+    chart: LineChart | Bars | WideBar | EventTimeline
     note: str = ""
     wide: bool = False
 

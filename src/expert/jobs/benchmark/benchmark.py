@@ -8,24 +8,21 @@ what changed between is drift of the machine.
 from __future__ import annotations
 
 import datetime
-import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert import __version__
-from expert.core.errors import EXIT_RUN_FAILED, ExpertError, ManifestError
+from expert.core.errors import ManifestError
 from expert.core.files import write_text_atomically
 from expert.core.interrupts import Interrupted
-from expert.core.links import refuse_links
-from expert.core.rundir import RunFolder
 from expert.insight.ladder.ladder import (
     FILE,
     KEPT_STATUSES,
@@ -37,11 +34,15 @@ from expert.insight.ladder.ladder import (
     loss_difference,
     verdict,
 )
-from expert.insight.ladder.table import as_markdown
-from expert.insight.page.contents import ladder_page
-from expert.insight.page.render import page_html
 from expert.jobs.benchmark.child import Job, MeasurementFailed, events_of
 from expert.jobs.benchmark.measured import Event, first_timed_step, measured_of
+from expert.jobs.benchmark.request import (
+    BenchmarkRequest,
+    CannotBenchmark,
+    NothingMeasured,
+    Watcher,
+    pace_of,
+)
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.benchmark_settings import (
     BASELINE,
@@ -70,7 +71,6 @@ from expert.planning.measurements import (
 from expert.planning.models.resolve import basename
 from expert.planning.plan import choose_model
 from expert.run.open import open_run, prepare
-from expert.run.stored.locate import runs_folder
 
 if TYPE_CHECKING:
     from expert.data.pack.pack_index import PackIndex
@@ -89,102 +89,6 @@ MAX_OVERRUN = 1.5
 """Times the announced time: no setting is started by itself if the benchmark would end later."""
 REST_IN_SETTINGS = 2
 """Settings' worth of time for all remaining ones together: most are faster, but they compile."""
-
-
-class CannotBenchmark(ExpertError):
-    """A benchmark that cannot start."""
-
-
-class NothingMeasured(ExpertError):
-    """A benchmark in which no setting could be measured."""
-
-    exit_code = EXIT_RUN_FAILED
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """Time limits of a benchmark and its settings."""
-
-    total_seconds: float
-    """Of the whole benchmark, as announced."""
-    timed_seconds: float
-    """Steps are timed for as long as this, if the setting's share of the total allows."""
-    window_seconds: float
-    """A rate is taken over as many steps as last this long."""
-    max_train_steps: int
-    """Before the loss is evaluated."""
-    held_out: int
-    """Rows that the loss is evaluated on."""
-    limit_seconds: float
-    """A process that is silent for this long is killed."""
-
-
-QUICK = Pace(
-    total_seconds=120.0,
-    timed_seconds=5.0,
-    window_seconds=0.5,
-    max_train_steps=10,
-    held_out=64,
-    limit_seconds=180.0,
-)
-THOROUGH = Pace(
-    total_seconds=600.0,
-    timed_seconds=20.0,
-    window_seconds=1.0,
-    max_train_steps=30,
-    held_out=256,
-    limit_seconds=600.0,
-)
-THOROUGH_FROM_MINUTES = 5.0
-"""With less time, settings are timed briefly, as with --quick."""
-
-
-def pace_of(*, quick: bool, minutes: float | None) -> Pace:
-    if minutes is None:
-        return QUICK if quick else THOROUGH
-    pace = QUICK if minutes < THOROUGH_FROM_MINUTES else THOROUGH
-    return replace(pace, total_seconds=60 * minutes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchmarkRequest:
-    read: Callable[[tuple[str, ...]], ReadManifest]
-    """Reads the manifest with further overrides."""
-    command: str
-    model: str | None = None
-    vram: str | None = None
-    quick: bool = False
-    minutes: float | None = None
-    """Approximate time limit; None: two with `quick`, else ten."""
-    only: tuple[str, ...] = ()
-    """Names of settings; others are applied without being measured. Empty: all are measured."""
-    remember: bool = True
-    allow_remote_code: bool = False
-
-
-class Watcher:
-    """Follows a benchmark; this one shows nothing."""
-
-    def preparing(self, name: str, rows: int, tokens: int) -> None:
-        """Rows are being tokenised."""
-
-    def setting_started(self, name: str, adds: str, number: int, of: int, left: float) -> None:
-        """A setting starts, `number` of `of`; about `left` seconds remain for all."""
-
-    def setting_progress(self, doing: str, step: int) -> None:
-        """What the setting is doing, and at which step."""
-
-    def setting_finished(self, result: SettingResult) -> None:
-        """A setting was measured, or skipped."""
-
-    def benchmark_interrupted(self, ladder: Ladder) -> None:
-        """Interrupted; this is what was measured so far."""
-
-    def remembered(self, file: Path) -> None:
-        """The best setting is remembered for later plans."""
-
-    def not_remembered(self, because: str) -> None:
-        """The best setting could not be remembered."""
 
 
 def benchmark(
@@ -655,41 +559,3 @@ def forget(request: BenchmarkRequest | None) -> tuple[Path, int]:
     if request is not None:
         model = basename(choose_model(request.read(()).manifest, request.model).name).lower()
     return file, forget_rates(file, model)
-
-
-# --- where the result goes -----------------------------------------------------------------------
-
-
-def new_folder(request: BenchmarkRequest) -> Path:
-    """A new folder below the output folder, unique for each of two concurrent starts."""
-    read = request.read(())
-    runs = runs_folder(read)
-    place = runs / "benchmarks"
-    refuse_links(place, below=runs, instead="results go elsewhere with --output FOLDER")
-    return RunFolder.create(place, read.manifest.name).path
-
-
-def check_result_file(file: Path) -> None:
-    """Refuse, before anything is measured, a file the result could not be written to."""
-    if file.is_dir():
-        raise CannotBenchmark(f"--to {file}: is a folder  (--to {file / 'ladder.json'})")
-    if file.suffix in (".md", ".html"):
-        raise CannotBenchmark(
-            f"--to {file}: the result is JSON, and {file.suffix} is written next to it  (--to "
-            f"{file.with_suffix('.json')})"
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(file.parent, os.W_OK):
-        raise CannotBenchmark(f"--to {file}: the folder cannot be written to  (name another one)")
-
-
-def write_result(ladder: Ladder, file: Path) -> list[Path]:
-    """Write the result as JSON, and next to it as Markdown and HTML."""
-    texts = {
-        file: ladder.as_text(),
-        file.with_suffix(".md"): as_markdown(ladder),
-        file.with_suffix(".html"): page_html(ladder_page(ladder)),
-    }
-    for path, text in texts.items():
-        write_text_atomically(path, text)
-    return list(texts)

@@ -8,13 +8,13 @@ from expert.core.events import Event
 from expert.insight.event_text import GAP, lines_without_step
 from expert.insight.page.blocks import (
     Block,
+    EventTimeline,
     Figure,
     Folded,
     Grid,
     Lines,
     Mark,
     PageSection,
-    Timeline,
     Tone,
     Words,
 )
@@ -103,7 +103,7 @@ def _time_line(timed: list[Timed]) -> Figure:
         where = f"step {step}: " if step != "–" else ""
         marks[lane].append(Mark(at=at, words=f"{after}, {where}{details}", tone=tone))
     lanes = tuple((lane, count[lane], tuple(found)) for lane, found in marks.items())
-    chart = Timeline(lanes=lanes, end=max(one[4] for one in timed))
+    chart = EventTimeline(lanes=lanes, end=max(one[4] for one in timed))
     return Figure(name="story", title="Timeline", chart=chart, wide=True)
 
 
