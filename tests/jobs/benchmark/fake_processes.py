@@ -30,7 +30,7 @@ BRISK = BenchmarkPace(
 
 def be_brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure as briefly as can be."""
-    monkeypatch.setattr(benchmark, "QUICK", BRISK)
+    monkeypatch.setattr("expert.jobs.benchmark.request.QUICK", BRISK)
 
 
 def request(path: Path, *overrides: str, **more: Any) -> BenchmarkRequest:
