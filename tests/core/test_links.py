@@ -93,6 +93,13 @@ def test_a_pipe_is_refused_at_once_for_reading_and_writing(folder):
             open_plain(folder / "events.jsonl", flags)
 
 
+def test_a_file_with_two_names_is_read_but_not_written(folder, letter):
+    os.link(letter, folder / "x")
+    os.close(open_plain(folder / "x", os.O_RDONLY))
+    with pytest.raises(LinkRefused, match=r"has 2 names \(hard links\)"):
+        open_plain(folder / "x", os.O_RDWR)
+
+
 def test_events_are_neither_added_to_a_link_nor_read_from_one(folder, letter):
     path = folder / "events.jsonl"
     path.symlink_to(letter)

@@ -65,12 +65,6 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"cores": 1}, "few-cores", "warning"),
     ({"dataloader_pin_memory": False}, {}, "pin-memory-off", "warning"),
     ({"dataloader_prefetch_factor": 1}, {}, "no-prefetch", "warning"),
-    (
-        {"dataloader_persistent_workers": False, "dataloader_num_workers": 2, **PADDED},
-        {},
-        "workers-restart",
-        "warning",
-    ),
     ({"batch_size": 1}, {}, "batch-1", "warning"),
     ({"micro_batch_size": 1, **PADDED}, {}, "small-micro-batch", "warning"),
     ({"gradient_checkpointing": True}, {}, "needless-recomputing", "warning"),

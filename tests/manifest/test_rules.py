@@ -77,6 +77,10 @@ def test_a_problem_has_the_path_and_the_line_of_what_is_wrong(text: str, problem
         ("use_sdpa: true\npacking: false", None),
         ("warmup_ratio: 0.1\nwarmup_steps: 0", None),
         ("use_unsloth: false\nuse_cuda_graphs: false", None),
+        (
+            "dataloader_persistent_workers: false\ndataloader_num_workers: 2",
+            "line 3: dataloader_persistent_workers: not used here: workers stay for the whole run",
+        ),
         ("attention: sdpa\nflash_attention_2: false\npacking: false", None),
         ("memory_clear_every: 0\ncuda_graph_warmup_steps: 0", None),
         ("save_steps: 5", None),

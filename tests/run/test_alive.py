@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.errors import EXIT_HUNG
+from expert.core.errors import EXIT_HUNG, EXIT_RUN_FAILED
 from expert.core.rundir import RunFolderError, runs_in
 from expert.training import loop
 from expert.training.step import seed_step
@@ -93,8 +93,9 @@ def test_a_run_whose_folder_is_moved_ends_with_one_error_and_makes_no_other_one(
 ):
     now = manifest.parent / "elsewhere"
     before_step(monkeypatch, 2, lambda: only_run(manifest).rename(now))
-    with pytest.raises(RunFolderError, match="was moved or removed while training"):
+    with pytest.raises(RunFolderError, match="was moved or removed while training") as ended:
         run(manifest)
+    assert ended.value.exit_code == EXIT_RUN_FAILED
     assert list((manifest.parent / "runs").iterdir()) == []
 
 

@@ -59,7 +59,8 @@ def refuse_links_inside(folder: Path, *, instead: str = "") -> None:
 
 
 def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Open a plain file of a managed folder without blocking; anything else is refused."""
+    """Open a plain file of a managed folder without blocking; anything else is refused, and so is
+    writing to a file with a second name: it may be one of the user's outside this folder."""
     fault = _fault(path)
     if fault:
         raise LinkRefused(_message([fault]))
@@ -75,6 +76,8 @@ def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
         os.close(descriptor)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     fault = _fault_of(path, status)
+    if not fault and flags & (os.O_WRONLY | os.O_RDWR) and status.st_nlink > 1:
+        fault = f"{path}: has {status.st_nlink} names (hard links), and all of them would change"
     if fault:
         os.close(descriptor)
         raise LinkRefused(_message([fault]))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from expert.core.errors import ExpertError
+from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.events import check_event_file_size, plain
 from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
@@ -161,9 +161,11 @@ class RunFolder:
         """Raise if the folder was moved or removed during training: a checkpoint written now would
         be a second, useless run folder."""
         if not self.was_started:
-            raise RunFolderError(
+            gone = RunFolderError(
                 f"{self.path}: was moved or removed while training  (put it back, then --resume)"
             )
+            gone.exit_code = EXIT_RUN_FAILED
+            raise gone
 
     @contextmanager
     def locked(self) -> Iterator[Holder | None]:

@@ -195,11 +195,7 @@ def _settle_loader(draft: PlanDraft) -> None:
     because = "batches ready ahead of the device"
     key = "dataloader_prefetch_factor"
     draft.choose("loader.prefetch", key, PREFETCHED_BATCHES, because, "preset")
-    asked, path = draft.config.dataloader_persistent_workers, "loader.persistent_workers"
-    if asked != "auto" and workers:
-        draft.settle(path, asked, SET, "manifest")
-    else:
-        draft.settle(path, asked == "auto" and workers > 0, f"{workers} workers")
+    draft.settle("loader.persistent_workers", workers > 0, f"{workers} workers")
     because = "faster copies to the GPU" if draft.on_gpu else "no GPU"
     draft.choose("loader.pin_memory", "dataloader_pin_memory", draft.on_gpu, because)
 

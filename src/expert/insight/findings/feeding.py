@@ -110,15 +110,6 @@ def no_prefetch(found: Evidence) -> RuleResult | None:
     return RuleResult(f"prefetch {ready:.0f}") if few else None
 
 
-def workers_restart(found: Evidence) -> RuleResult | None:
-    workers, epochs = found.amount("loader.workers"), found.amount("length.epochs") or 1
-    if found.before is None or not workers or found.planned("loader.persistent_workers"):
-        return None
-    return RuleResult(
-        f"{workers:.0f} workers, {epochs:g} epochs", severity="warning" if epochs > 1 else "note"
-    )
-
-
 def no_packing(found: Evidence) -> RuleResult | None:
     """Before a run: short rows that will be padded."""
     before, length = found.before, int(found.amount("data.max_seq_length") or 0)

@@ -166,8 +166,13 @@ def _sequences(manifest: Manifest, found: Findings) -> None:
     if config.group_by_length is True and config.packing is not False:
         text = "packing leaves no padding to avoid (set packing: false to use it)"
         found.not_used("group_by_length", text)
-    if config.dataloader_persistent_workers is True and config.dataloader_num_workers == 0:
-        found.not_used("dataloader_persistent_workers", "there are no workers")
+    persistent, no_workers = (
+        config.dataloader_persistent_workers,
+        config.dataloader_num_workers == 0,
+    )
+    if persistent is no_workers:  # as if it were "auto" in the two other cases
+        text = "there are no workers" if no_workers else "workers stay for the whole run"
+        found.not_used("dataloader_persistent_workers", text)
     if config.pretokenized_cache and data.streaming:
         found.not_used("pretokenized_cache", "streaming: true keeps no cache")
     if data.streaming and not config.max_steps:

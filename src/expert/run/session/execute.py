@@ -180,7 +180,7 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
         session.state, ending = train(
             built.engine,
             session.objective,
-            _named(session, through(fed)),
+            _watched_steps(session, through(fed)),
             session.state,
             session.loop_plan,
             LoopRun(session, memory),
@@ -188,7 +188,7 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     return ending
 
 
-def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
+def _watched_steps(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
     """Pass on the steps and record for the watchdog which one this process is in. If the data
     fails, save the progress so far."""
     coming = iter(steps)
