@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 CROWDED_CORES = 0.3
-"""Share of the cores that other processes may use; above it, threads are lowered."""
+"""Share of the cores that other processes may use; above it, they slow a run down."""
 
 PADDING_SHARE = 0.2
 """Rows grouped by length need less than 10 % padding; from 20 % on, packing is worth the change."""
@@ -278,14 +278,6 @@ class Evidence:
         packed = self.planned("data.packing") != "none"
         usual = PACKED_PADDING_SHARE if packed else PADDING_SHARE
         return padding if padding is not None and padding >= usual else None
-
-    @property
-    def was_slowed_by_others(self) -> bool:
-        """Whether other processes slowed a CPU run down."""
-        event = self.newest("threads")
-        threads, own = number(event, "threads"), number(event, "own")
-        fewer = threads is not None and own is not None and threads < own
-        return fewer or bool(event.get("lowered")) or self.crowded is not None
 
     def fell_back(self, failure: str) -> Event | None:
         """The newest fallback with this failure."""
