@@ -276,15 +276,9 @@ def _fell_back(event: Event) -> list[Line]:
 def _threads(event: Event) -> list[Line]:
     """Shown only if the thread count is not torch's default."""
     used, default = whole(event, "threads"), whole(event, "own")
-    if used is None:
+    if used is None or used == default:
         return []
-    text = f"computing with {_plural(used, 'thread')}: {event.get('because')}"
-    if event.get("lowered") is True:
-        return [(f"{text}  (OMP_NUM_THREADS={whole(event, 'cores')} uses all cores)", "yellow")]
-    if event.get("kept") is True and default is not None and default != used:
-        fix = f"OMP_NUM_THREADS={default} uses torch's default, whose sums round differently"
-        return [(f"{text}  ({fix})", "yellow")]
-    return []
+    return [(f"computing with {_plural(used, 'thread')}: {event.get('because')}", "yellow")]
 
 
 def _finished(event: Event) -> list[Line]:
