@@ -155,8 +155,8 @@ def described(command: Command) -> str:
         if part.is_option and part.required
     ]
     usage += ["[options]"] if any(p.is_option and not p.required for p in found) else []
-    lines = [f"## {command.name}", "", "```text", " ".join(usage), "```", ""]
-    for text in command.texts:
+    lines = [f"## {command.name}", ""]
+    for text in (f"`{' '.join(usage)}`: {command.texts[0]}", *command.texts[1:]):
         lines += [text, ""]
     if found:
         lines += ["| | value | by default | meaning |", "|---|---|---|---|"]
@@ -175,10 +175,8 @@ def escaped(text: str) -> str:
 def document() -> str:
     """docs/CLI.md, whole."""
     every = list(commands())
-    table = ["| command | does |", "|---|---|"]
-    for command in every:
-        place = command.name.replace(" ", "-")
-        table.append(f"| [`{command.name}`](#{place}) | {escaped(command.texts[0])} |")
+    links = [f"[`{each.name}`](#{each.name.replace(' ', '-')})" for each in every]
+    table = [" ·\n".join(links)]
     codes = ["## Exit codes", "", "| code | means |", "|---|---|"]
     codes += [f"| {code} | {escaped(text)} |" for code, text in EXIT_MEANINGS.items()]
     parts = [HEAD, "\n".join(table) + "\n", *map(described, every), "\n".join(codes) + "\n"]
