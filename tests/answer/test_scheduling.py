@@ -14,7 +14,6 @@ import torch
 
 from expert.answer import cache as answer_cache
 from expert.answer import steps as answer_steps
-from expert.answer.sampler import choose_tokens
 from expert.answer.scheduler import AnswerRow
 from expert.answer.writer import Answer
 from expert.data.records import Turn
@@ -102,17 +101,6 @@ def test_rows_join_and_leave_steps_that_are_captured(room, recorder, monkeypatch
     assert recorder.replayed > recorder.recorded > 2
 
 
-def test_a_request_after_a_pause_uses_the_graphs_of_the_one_before(recorder, monkeypatch):
-    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 128})
-    with as_on_a_card() as engine:
-        longest = LENGTHS.index(max(LENGTHS))
-        recorded = []
-        for _ in range(3):
-            assert asyncio.run(last_of(engine, question_for(longest))).text == alone()[longest]
-            recorded.append(recorder.recorded)
-    assert recorded == [1, 1, 1]
-
-
 def test_a_batch_that_shrinks_and_grows_again_captures_each_size_once(recorder, monkeypatch):
     monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 128})
     record, captured, kept = answer_steps.FixedSteps._capture_step, [], []
@@ -175,16 +163,6 @@ def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(m
     with working() as engine:
         assert all_at_once(engine) == expected
     assert 3 < begun.count(1) <= len(PROMPTS), "some were tied, and each continued alone once"
-
-
-def test_a_likeliest_token_is_doubted_by_its_lead_and_a_drawn_one_is_not():
-    class Greedy:
-        draws, how = None, models()[0].decoding
-
-    scores = torch.tensor([[1.0, 2.0, 0.0], [2.0, 2.0001, 0.0]])
-    tokens, doubtful = choose_tokens(scores, [Greedy(), Greedy()], exact=True)
-    assert (tokens, doubtful) == ([1, 1], [False, True])
-    assert choose_tokens(scores, [Greedy(), Greedy()], exact=False)[1] == [False, False]
 
 
 def failing(monkeypatch: Any, error: Exception, *, on: int) -> None:

@@ -155,18 +155,6 @@ def test_tensors_of_another_model_are_refused_and_change_nothing(qwen: Path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_merged_model_gives_the_logits_of_the_adapter(qwen: Path, kind: str):
-    loaded = trained(load(qwen, kind))
-    ours = our_logits(loaded)
-    module: Any = loaded.module
-    whole = module.merge_and_unload()
-    whole.set_attn_implementation("sdpa")
-    assert not any("lora" in name for name, _ in whole.named_parameters())
-    # Merged weights are rounded once more: a hundred times as many roundings as a sum's order.
-    assert_same(ours, plain_logits(whole), 10 * FLOAT_ERROR)
-
-
 def test_an_adapter_of_a_cached_model_names_its_hub_id_and_commit(tmp_path: Path):
     snapshot = tiny_model(tmp_path / "models--somebody--qwen" / "snapshots" / "abc")
     prompts = [{"name": "lead", "tokens": 2}]

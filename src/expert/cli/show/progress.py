@@ -11,15 +11,21 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from expert.cli.show.display import GAP, show, show_lines, waiting
 from expert.core.text import count
 from expert.insight.event_text import Event, lines_of, number, step_parts, time_in_words, whole
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
 
 SECONDS_BETWEEN_FRAMES = 0.1
 """The bar is drawn at most this often: a frame costs about 1 ms of the training thread."""
@@ -43,8 +49,6 @@ ONLY_IN_THE_BAR = ("epoch",)
 def facts_bar(console: Console, cells: int, **more: Any) -> Progress:
     """A bar with a line of facts. It is drawn on request: a drawing thread would take Python's lock
     from training, or a core from a measurement."""
-    from rich.progress import BarColumn, Progress, TextColumn
-
     facts = TextColumn("{task.fields[facts]}", markup=False)
     return Progress(BarColumn(cells), facts, console=console, auto_refresh=False, **more)
 
@@ -282,8 +286,6 @@ class PreparingView:
 
     def __call__(self, name: str, rows: int, tokens: int) -> None:
         """Report the rows and tokens of a source that are done."""
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
         now = self._clock()
         source = self._sources.setdefault(name, _Preparing())
         words = source.words(rows, tokens, now)

@@ -9,19 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.answer.decoding import CannotSample, DecodingSettings, resolve_decoding
 from expert.answer.writer import AnswerWriter, Tell
 from expert.core.files import read_text
 from expert.data.examples.tools import tool_names, tools_of
 from expert.data.records import Example, RowError, Segment, Turn
+from expert.data.template.templates import Template
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import Trained, base_warning, load_trained, pick_device, read_plan
 from expert.run.stored.locate import find_trained
-
-if TYPE_CHECKING:
-    from expert.data.template.templates import Template
 
 Begin = Callable[[str, bool], None]
 """Called before the first token with the prompt and whether it is continued as plain text."""

@@ -16,11 +16,14 @@ from expert.core.files import read_bytes
 from expert.core.publish import DONE
 from expert.core.text import visible
 from expert.data.examples.tools import tool_names
+from expert.data.template.templates import Template
 from expert.jobs.serve.exports import ServedSource, is_export, read_export
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.validate.test_sets import call_marks
+from expert.judging.oracles.calls import CallMarks
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.run_plan import RunPlan
 from expert.run.stored.choose_checkpoint import BASE, choose
 from expert.run.stored.load import (
     Trained,
@@ -37,9 +40,6 @@ if TYPE_CHECKING:
     import torch
 
     from expert.answer.steps import AnswerModel
-    from expert.data.template.templates import Template
-    from expert.judging.oracles.calls import CallMarks
-    from expert.planning.run_plan import RunPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 
