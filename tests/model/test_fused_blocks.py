@@ -96,6 +96,7 @@ TARGETS = [
     [
         *((family, {}, {}) for family in ("llama", "qwen3", "mistral", "qwen2")),
         ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+        ("llama", {"attention_bias": True}, {"kind": "dora"}),
         # A sliding window of Mistral is the model's, of Qwen each layer's own.
         ("mistral", {"sliding_window": 8}, {}),
         ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, {}),
@@ -109,14 +110,6 @@ TARGETS = [
 def test_losses_and_gradients_are_those_of_peft(tmp_path, monkeypatch, family, model, adapter):
     folder = tiny_model(tmp_path / "model", family, **model)
     assert_equal(outcome(a_model(folder, **adapter)), by_peft(folder, monkeypatch, **adapter))
-
-
-@each("family", ["llama", "qwen3"])
-def test_dora_is_that_of_layers_one_by_one(tmp_path, family):
-    # Those are held to PEFT's in test_dora.py and test_lora.py.
-    folder = tiny_model(tmp_path / "model", family, attention_bias=True)
-    apart = outcome(a_model(folder, kind="dora", fused=False))
-    assert_equal(outcome(a_model(folder, kind="dora")), apart)
 
 
 class Dropped(nn.Dropout):

@@ -20,6 +20,7 @@ from tests.model.models import (
     tiny_model,
     trainable_tensors,
 )
+from tests.model.test_adapters import train
 
 KINDS = ("lora", "dora", "ia3", "lokr", "adalora")
 # Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
@@ -29,14 +30,7 @@ DOCUMENT = documents(11)[0]
 
 def trained(loaded: LoadedModel) -> LoadedModel:
     """The model after a small run; AdaLoRA's is a whole one, which ends with the ranks it keeps."""
-    steps = 20 if loaded.ranks else 4
-    batch = make_batch([documents(9, 6)])
-    optimizer = torch.optim.AdamW([p for _, p in loaded.trainable], lr=0.02)
-    for step in range(1, steps + 1):
-        (loaded.loss_sum(batch) / batch.targets).backward()
-        optimizer.step()
-        loaded.after_step(step)
-        optimizer.zero_grad()
+    train(loaded, make_batch([documents(9, 6)]), steps=20 if loaded.ranks else 4)
     return loaded
 
 

@@ -35,8 +35,7 @@ SECONDS_BETWEEN_LINES = 5.0
 """Outside a terminal, preparing and validating print their progress this often."""
 MIN_EVALUATION_SECONDS = 2.0
 """Shorter evaluations show no progress."""
-WIDE = 130
-BAR_CELLS, BAR_CELLS_WIDE = 8, 24
+BAR_CELLS = 8
 """With 8 cells everything but the data wait fits into 100 columns."""
 # Dropped in this order if a terminal is too narrow.
 PARTS_TO_DROP = ("data_wait", "epoch", "rate", "memory", "steps", "gpu", "speed", "eta", "loss")
@@ -228,7 +227,7 @@ class RunProgress:
         """Move the bar, and draw it if the last frame is old enough."""
         if self._bar is None:
             self._waiting()
-            self._bar = facts_bar(self._console, self._cells, get_time=self._clock)
+            self._bar = facts_bar(self._console, BAR_CELLS, get_time=self._clock)
             self._bar.add_task("", total=self._total, facts="")
             self._bar.start()
         self._update(self._bar, parts)
@@ -241,14 +240,10 @@ class RunProgress:
         """As many parts as fit beside the bar, without dispensable ones first."""
         left = dict(parts)
         for name in PARTS_TO_DROP:
-            if len(GAP.join(left.values())) <= self._console.width - self._cells - 1:
+            if len(GAP.join(left.values())) <= self._console.width - BAR_CELLS - 1:
                 break
             left.pop(name, None)
         bar.update(bar.task_ids[0], completed=self._step, facts=GAP.join(left.values()))
-
-    @property
-    def _cells(self) -> int:
-        return BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
 
 
 class PreparingView:

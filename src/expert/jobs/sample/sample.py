@@ -198,8 +198,7 @@ class Conversation:
         seed gives the same text on the same machine."""
         loaded, template = self._loaded, self._loaded.trained.template
         if template is None:
-            begin(prompt, loaded.plain)
-            return _continue_characters(loaded, prompt, tell)
+            return _continue_characters(loaded, prompt, begin, tell)
         from expert.answer.engine import PromptTooLong, answer_row, finish_rows
         from expert.answer.steps import AnswerModel
 
@@ -226,7 +225,7 @@ class Conversation:
         )
 
 
-def _continue_characters(loaded: LoadedExpert, prompt: str, tell: Tell) -> Sample:
+def _continue_characters(loaded: LoadedExpert, prompt: str, begin: Begin, tell: Tell) -> Sample:
     """The character model continues a text; it has no KV cache and no template."""
     import torch
 
@@ -240,6 +239,7 @@ def _continue_characters(loaded: LoadedExpert, prompt: str, tell: Tell) -> Sampl
     generator = torch.Generator(trained.device).manual_seed(loaded.seed)
     decoder = SimpleNamespace(decode=lambda ids, skip_special_tokens: encoder.decode(ids))
     writer = AnswerWriter(decoder, [], how.stop_sequences, tell, strip=False)
+    begin(prompt, loaded.plain)
     while not writer.ended and len(writer.ids) < how.max_new_tokens:
         tokens = module.generate(tokens, 1, how.temperature, how.top_k, generator)
         writer.take(int(tokens[0, -1]))
