@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from expert.answer import cache as answer_cache
-from expert.answer import scheduler, steps
+from expert.answer import steps
 from expert.answer.decoding import DecodingSettings, end_tokens, generation_config
-from expert.answer.engine import answer_all, answer_row
-from expert.answer.scheduler import Scheduler
+from expert.answer.engine import answer_all
 from expert.answer.steps import AnswerModel
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Segment, Turn
@@ -62,20 +61,12 @@ LENGTHS = [question(f"say {'cat and ' * count}dog") for count in (20, 19, 5, 14,
 @each(
     ("kind", "way"), [*(("lora", way) for way in WAYS), ("soft", "drawn"), ("lora+soft", "greedy")]
 )
-def test_batched_answers_are_those_of_each_prompt_alone(kind, way):
-    together = answer_all(loaded(kind), QUESTIONS, WAYS[way])
-    assert together == answer_all(loaded(kind), QUESTIONS, WAYS[way], rows=1)
-    assert len({answer.text for answer in together}) > 1, "all alike would prove nothing"
-
-
-@each("way", ["greedy", "penalised", "stopped"])
-def test_answers_are_those_of_expert_sample(way):
-    how = WAYS[way]
-    alone = sample(
-        finished("lora"), PROMPTS, plain=False, seed=0, device="cpu", decoding=asdict(how)
-    )
-    found = answer_all(loaded("lora"), QUESTIONS, how)
+def test_batched_answers_are_those_of_expert_sample(kind, way):
+    how = asdict(WAYS[way])
+    alone = sample(finished(kind), PROMPTS, plain=False, seed=0, device="cpu", decoding=how)
+    found = answer_all(loaded(kind), QUESTIONS, WAYS[way], numbers=[0] * len(QUESTIONS))
     assert [answer.text for answer in found] == [one.text for one in alone.samples]
+    assert len({answer.text for answer in found}) > 1, "all alike would prove nothing"
 
 
 @each("way", ["greedy", "penalised"])
@@ -250,38 +241,12 @@ def test_models_without_a_fixed_cache_give_the_same_answers_in_batches(monkeypat
     assert max(sizes) == len(LENGTHS)
 
 
-@each("tokens", [2, 60])
-def test_keys_and_values_fit_into_their_share_of_memory(tokens, monkeypatch):
-    """Forty prompts, one of which is long: its memory is not taken forty times."""
-    how, free, taken = replace(GREEDY, max_new_tokens=tokens), 60_000_000, []
-    monkeypatch.setattr(AnswerModel, "free_bytes", lambda answer_model: free)
-    model = AnswerModel(loaded("lora"))
-    work = Scheduler(model)
-    for asked in [LENGTHS[0], *([LENGTHS[5]] * 39)]:
-        text = loaded("lora").template.prompt(asked.turns)
-        work.waiting.append(answer_row(model, text, how, seed=0))
-    with torch.inference_mode():
-        while work.busy:
-            work.turn()
-            layers = work._open.steps.layers if work._open.steps else ()
-            taken.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers))
-    assert 0 < max(taken) <= scheduler.CACHE_SHARE * free
-
-
 def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered():
     config = loaded("lora").loaded.causal_lm.config
     prompts = ["say cat " * config.max_position_embeddings, PROMPTS[0]]
     long, short = answer_all(loaded("lora"), [question(p) for p in prompts], GREEDY)
     assert (long.refused, long.text) == ("the prompt fills the context", "")
     assert short.text == answer_all(loaded("lora"), QUESTIONS, GREEDY)[0].text
-
-
-def test_answers_are_returned_with_special_tokens_too():
-    row = answer_row(AnswerModel(loaded("lora")), "say", GREEDY, seed=0)
-    encoder, template = loaded("lora").encoder, loaded("lora").template
-    mark, word = (encoder.tokenizer.encode(text).ids for text in ("<|im_start|>", "cat"))
-    row.writer.ids = [*mark, *word, *end_tokens(encoder, template)]
-    assert (row.answer().text, row.answer().marked) == ("cat", "<|im_start|>cat")
 
 
 def test_the_base_has_no_trained_weights_and_the_character_model_has_no_base():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,16 +122,3 @@ def test_prompts_are_read_without_graphs_once_a_capture_has_failed(failure, capt
     ]
     assert reader._memory is None
     assert reader._shapes == {}
-
-
-def test_a_card_that_has_failed_is_not_asked_for_memory_when_its_answers_end(monkeypatch):
-    def failed(answer_model: Any) -> int:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    with as_on_a_card() as engine:
-        monkeypatch.setattr(AnswerModel, "free_bytes", failed)
-        lane, ended = engine._schedulers["demo"], list[str]()
-        lane.waiting.append(SimpleNamespace(end=ended.append, cancelled=False))
-        lane.fail("broken", waiting=True)
-        lane.drop_idle_cache()
-    assert ended == ["broken"]

@@ -33,19 +33,14 @@ def model_of(config):
     return model.eval()
 
 
-def speaker_of(model, soft=None):
-    prompts = None if soft is None else SimpleNamespace(rows=lambda: soft)
-    loaded = SimpleNamespace(causal_lm=model, soft_prompts=prompts)
+def answering(model):
+    loaded = SimpleNamespace(causal_lm=model, soft_prompts=None)
     trained: Any = SimpleNamespace(loaded=loaded, device=CPU)
     return AnswerModel(trained)
 
 
-def fixed(model, groups, *, soft=None, room=100):
-    return FixedSteps(speaker_of(model, soft), groups, room)
-
-
-def growing(model, prompts, *, soft=None):
-    return GrowingSteps(speaker_of(model, soft), prompts)
+def growing(model, prompts):
+    return GrowingSteps(answering(model), prompts)
 
 
 def said(steps, count: int) -> list[torch.Tensor]:
@@ -63,35 +58,9 @@ def test_prompts_read_in_groups_go_on_as_those_read_together(family):
     model = model_of(family_config(family))
     prompts = documents(60, 41, 40, 9, 3)
     together = said(growing(model, prompts), 70)
-    apart = said(fixed(model, [prompts[:1], prompts[1:3], prompts[3:]]), 70)
+    apart = said(FixedSteps(answering(model), [prompts[:1], prompts[1:3], prompts[3:]], 100), 70)
     for one, other in zip(together, apart, strict=True):
         # float64 but for the scores, which are float32: 6e-8 of up to 10.
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)
-
-
-@torch.inference_mode()
-def test_rows_that_are_kept_go_on_as_before():
-    model = model_of(family_config("llama"))
-    prompts = documents(20, 14, 9)
-    whole, part = fixed(model, [prompts]), fixed(model, [prompts])
-    index = torch.tensor([2, 0])
-    for step in range(50):
-        tokens = whole.scores.argmax(-1)
-        whole.advance(tokens)
-        if step == 5:
-            part.keep(index)
-        part.advance(tokens if step < 5 else tokens[index])
-    torch.testing.assert_close(part.scores, whole.scores[index], rtol=1e-6, atol=1e-5)
-
-
-@torch.inference_mode()
-def test_soft_prompts_stand_before_every_prompt():
-    model = model_of(family_config("llama"))
-    soft = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    prompts = documents(12, 7)
-    together = growing(model, prompts, soft=soft)
-    apart = fixed(model, [prompts[:1], prompts[1:]], soft=soft)
-    for one, other in zip(said(together, 5), said(apart, 5), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)
 
 

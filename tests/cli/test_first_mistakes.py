@@ -108,11 +108,8 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, re
 @pytest.mark.parametrize(
     ("command", "reported"),
     [
-        (("validate", "--min-accuracy", "95"), "must be a share between 0 and 1, such as 0.95"),
-        (("validate", "--domain", "cobol"), "'--domain': 'cobol' is not one of 'json'"),
-        (("validate", "--limit", "0"), "'--limit': must be at least 1"),
-        (("sample", ".", "--prompt", "x", "--temperature", "5"), "must be at most 2"),
-        (("train", "--epochs", "few"), "'--epochs': expected a number"),
+        (("validate", "--domain", "cobol"), "'cobol' is not one of 'json'"),
+        (("sample", ".", "--prompt", "x", "--temperature", "5"), "less than or equal to 2"),
         (("train", "--max-steps", "3"), "--set max_steps=VALUE"),
         (("plan", "--num-train-epochs=3"), "--set epochs=VALUE"),
         (("validate", "a", "--expert", "b"), "a and --expert b: give one expert"),

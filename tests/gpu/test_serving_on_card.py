@@ -20,7 +20,8 @@ import torch
 from expert.answer import steps as answer_steps
 from expert.data.records import Turn
 from expert.jobs.sample.sample import Conversation, load_expert
-from expert.jobs.serve.engine import AnswerEngine, Question, Stopped
+from expert.jobs.serve.body import RequestError
+from expert.jobs.serve.engine import AnswerEngine, Question
 from expert.jobs.serve.models import load_models
 from expert.parallel.graphs import CudaCapture
 from tests.answer.test_scheduling import last_of
@@ -231,7 +232,7 @@ def test_a_card_that_is_full_refuses_questions_and_answers_again_when_it_is_not(
         with full_card():
             errors = all_at_once(engine, "demo", count=FEW)
         # What the engine frees itself may be enough for one of them.
-        refused = [error for error in errors if isinstance(error, Stopped)]
+        refused = [error for error in errors if isinstance(error, RequestError)]
         assert {str(error) for error in refused} == {"out of memory"}
         assert {each for each in errors if isinstance(each, str)} <= set(expected)
         assert all_at_once(engine, "demo") == expected

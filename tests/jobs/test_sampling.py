@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from expert.answer.decoding import CannotSample
+from expert.answer.engine import answer_all
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
 from expert.data.template.text_tools import text_tools
-from expert.jobs.sample.sample import Conversation, generate, load_expert, prompt_text, sample
+from expert.jobs.sample.sample import Conversation, load_expert, prompt_text, sample
 from expert.model.chargpt import load_char_gpt
 from expert.run.stored.choose_checkpoint import StateNotFound, choose
 from expert.run.stored.load import load_trained, pick_device, read_plan
@@ -231,8 +232,8 @@ def test_an_answer_in_a_conversation_follows_all_that_was_said():
     first = talk.ask("say cat 2").text
     second = talk.ask("say dog 1").text
     turns = [Turn("system", "be brief"), Turn("user", "say cat 2"), Turn("assistant", first)]
-    text = loaded.trained.template.prompt([*turns, Turn("user", "say dog 1")])
-    assert second == generate(loaded, "", text).text
+    asked = Example((*turns, Turn("user", "say dog 1")))
+    assert second == answer_all(loaded.trained, [asked], loaded.decoding)[0].text
     talk.reset()
     assert talk.ask("say cat 2").text == first
 

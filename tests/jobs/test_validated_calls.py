@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from expert.answer.decoding import resolve_decoding
+from expert.answer.decoding import CannotSample, resolve_decoding
 from expert.answer.engine import answer_all
 from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
-from expert.jobs.sample.sample import NoTools, load_expert, sample
+from expert.jobs.sample.sample import load_expert, sample
 from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import find_test_set, with_rendered_answers
 from expert.jobs.validate.validate import validate
@@ -189,7 +189,7 @@ def test_other_tools_are_taken_from_a_file_that_has_some(tmp_path):
         assert loaded.notes == ()
     for text in ("", "[]", "no json", '{"a": 1}', '[{"parameters": {}}]'):
         file.write_text(text, encoding="utf-8")
-        with pytest.raises(NoTools, match="a JSON list of functions"):
+        with pytest.raises(CannotSample, match="a JSON list of functions"):
             load_expert(calling(), ["x"], tools=file)
-    with pytest.raises(NoTools, match="No such file"):
+    with pytest.raises(CannotSample, match="No such file"):
         load_expert(calling(), ["x"], tools=tmp_path / "gone.json")

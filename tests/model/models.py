@@ -36,8 +36,7 @@ _SIZES = {
 
 
 def family_config(family: str, **changes: Any) -> Any:
-    """The config of a tiny model; `family` is qwen3, qwen2, llama, mistral, gemma2 or
-    gpt2."""
+    """The config of a tiny model; `family` is qwen3 or one of those below."""
     import transformers
 
     if family == "gpt2":
@@ -54,6 +53,8 @@ def family_config(family: str, **changes: Any) -> Any:
         return transformers.Qwen2Config(**{**_SIZES, **changes})
     if family == "mistral":
         return transformers.MistralConfig(**{**_SIZES, "head_dim": 16, **changes})
+    if family in ("granite", "cohere", "phi"):
+        return getattr(transformers, f"{family.title()}Config")(**{**_SIZES, **changes})
     return transformers.Qwen3Config(
         **{**_SIZES, "head_dim": 16, "tie_word_embeddings": True, **changes}
     )
@@ -67,8 +68,8 @@ def tiny_model(folder: Path, family: str = "qwen3", *, seed: int = 0, **changes:
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(family_config(family, **changes))
         # Larger than a fresh model's, so that attention and documents matter to the loss.
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or name == "lm_head.bias":
                 torch.nn.init.normal_(parameter, std=0.12)
     model.save_pretrained(folder)
     return model_folder(folder)

@@ -88,14 +88,6 @@ def test_packed_rows_give_what_every_document_gives_alone(family, kind):
         torch.testing.assert_close(gradient, expected[name], **GRADIENTS, msg=name)
 
 
-@pytest.mark.parametrize("kind", ["sdpa", "flex"])
-def test_kernels_agree_with_eager_attention(kind):
-    model, batch = a_model("Qwen3"), a_batch(ROWS)
-    with torch.no_grad():
-        one, other = logits_of(model, "eager", batch), logits_of(model, kind, batch)
-    torch.testing.assert_close(one, other, **LOGITS)
-
-
 @pytest.mark.parametrize("kind", ["eager", "sdpa", "flex"])
 def test_a_document_does_not_see_its_neighbours(kind):
     """Bit by bit: the same shapes and masks, so the same sums over exact zeros."""
@@ -141,24 +133,6 @@ def test_attention_dropout_is_honoured_while_learning_only(kind):
     assert torch.equal(plain, logits_of(model, kind, batch))
     dropped = logits_of(model.train(), kind, batch)
     assert (dropped - plain).abs().max() > 0.1
-
-
-def test_transformers_builds_no_mask_for_these_names(monkeypatch):
-    seen: list[Any] = []
-
-    eager = attention_file._FUNCTIONS["eager"]
-
-    def noted(module: Any, *args: Any, **options: Any) -> tuple[Tensor, None]:
-        seen.append(args[3])
-        return eager(module, *args, **options)
-
-    model = a_model("Llama")
-    monkeypatch.setitem(attention_file._FUNCTIONS, "eager", noted)
-    register_attention()
-    logits_of(model, "eager", a_batch(ROWS))
-    monkeypatch.undo()
-    register_attention()
-    assert seen == [None, None]
 
 
 def three() -> list[Tensor]:

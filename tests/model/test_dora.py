@@ -1,4 +1,4 @@
-"""DoRA with expanded row norms, compared with PEFT's."""
+"""DoRA with expanded row norms, compared with PEFT's; its layers alone are in test_lora.py."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from expert.model import adapters
 from expert.model.load import LoadedModel
-from expert.model.lora.dora import fast_dora_class, replace_dora_layers, row_norms
+from expert.model.lora.dora import fast_dora_class, row_norms
 from expert.model.saving import load_trainable
-from tests.each import each
 from tests.model.models import (
     documents,
     load,
@@ -24,62 +23,10 @@ from tests.model.models import (
     tiny_model,
     trainable_tensors,
 )
-from tests.model.test_lora import INPUTS, OUTPUTS
-from tests.model.test_lora import adapted as adapted_layer
 
-# Sums of some fifty products in float64, which keeps 53 bits, leave 1e-14; room for four of them
-# after one another and for optimizer steps, and far below what a wrong term would make.
-EXACT = 1e-10
 # Float32 keeps 24 bits; sums over 64 and 128 places in other orders, through two blocks and back:
 # a few hundred roundings.
 FLOAT_ERROR = 1000 * 2**-24
-# A rounding to bfloat16 is at most this, of a value.
-BFLOAT16_ERROR = 2**-8
-
-
-def adapted(
-    base: str = "linear", *, bias: bool = True, dropout: float = 0.0, dtype: torch.dtype
-) -> Any:
-    """PEFT's layer with its own DoRA, and values that change the layer."""
-    return adapted_layer(base, dtype, bias=bias, dropout=dropout, size=0.1, dora=True)
-
-
-def pair(**options: Any) -> tuple[Any, Any]:
-    """(ours, PEFT's own) with the same values."""
-    ours, theirs = adapted(**options), adapted(**options)
-    replace_dora_layers(ours, "default")
-    for layer in (ours, theirs):  # PEFT's first magnitudes differ in the last place
-        layer.load_state_dict(theirs.state_dict())
-        stir([p for p in layer.parameters() if p.requires_grad])
-    return ours, theirs
-
-
-def run(layer: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The layer's output and all its gradients, for a fixed input, weighing and dropout."""
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(2, 7, INPUTS, generator=generator).to(dtype).requires_grad_()
-    weighing = torch.randn(2, 7, OUTPUTS, generator=generator).to(dtype)
-    layer.zero_grad()
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        out = layer(x)
-    out.backward(weighing)
-    found = {"out": out.detach(), "x": x.grad}
-    for name, parameter in layer.named_parameters():
-        if parameter.requires_grad:
-            found[name] = parameter.grad.clone()
-    return found
-
-
-@each("dropout", [0.0, 0.3])
-@each(("base", "bias"), [("linear", True), ("linear", False), ("conv1d", True)])
-def test_output_and_gradients_equal_those_of_peft_in_float64(base: str, bias: bool, dropout: float):
-    ours, theirs = pair(base=base, bias=bias, dropout=dropout, dtype=torch.float64)
-    found, expected = run(ours, torch.float64), run(theirs, torch.float64)
-    assert len(expected) == 2 + 3  # A, B and the magnitude beside output and input
-    assert found.keys() == expected.keys()
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=EXACT, atol=EXACT)
 
 
 @given(
@@ -114,31 +61,6 @@ def test_rows_that_the_adapter_cancels_have_small_norms_and_no_nan():
     assert (norms > 0).all()
     # The root of a square's rounding: 64 products of 24 bits each, three times over.
     assert (norms <= (200 * 2**-24) ** 0.5 * squares.sqrt()).all()
-
-
-def test_a_bfloat16_layer_is_nearer_to_float64_than_peft():
-    ours, theirs = pair(dtype=torch.bfloat16)
-    exact = adapted(dtype=torch.float64)
-    exact.load_state_dict(theirs.state_dict())
-    expected = run(exact, torch.float64)
-    mine, other = run(ours, torch.bfloat16), run(theirs, torch.bfloat16)
-    for name in expected:
-        largest = expected[name].norm()
-        error, usual = ((r[name] - expected[name]).norm() / largest for r in (mine, other))
-        assert error < 2 * BFLOAT16_ERROR, name
-        assert error < 1.2 * usual, name  # the same roundings of in- and output, fewer between
-
-
-def test_a_merged_layer_is_the_one_peft_merges_and_does_what_the_layer_did():
-    ours, theirs = pair(dtype=torch.float64)
-    before = run(ours, torch.float64)["out"]
-    ours.merge()
-    theirs.merge()
-    assert torch.equal(ours.base_layer.weight, theirs.base_layer.weight)
-    inputs = torch.randn(2, 7, INPUTS, generator=torch.Generator().manual_seed(2)).double()
-    torch.testing.assert_close(ours(inputs), before, rtol=EXACT, atol=EXACT)
-    ours.unmerge()
-    torch.testing.assert_close(ours(inputs), before, rtol=EXACT, atol=EXACT)
 
 
 @pytest.fixture(scope="module")

@@ -83,48 +83,33 @@ def assert_equal(one: list[Tensor], other: list[Tensor], tolerance: float = EXAC
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-@each("family", ["llama", "qwen3", "mistral", "qwen2"])
-def test_losses_and_gradients_are_those_of_peft(tmp_path, monkeypatch, family):
-    folder = tiny_model(tmp_path / "model", family)
-    assert_equal(outcome(a_model(folder)), by_peft(folder, monkeypatch))
+TARGETS = [
+    ["q_proj", "v_proj"],
+    ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+    ["gate_proj", "down_proj"],
+]
+"""The other layers have no adapter."""
 
 
-def test_sliding_windows_are_respected(tmp_path):
-    """Of Mistral it is the model's, of Qwen each layer's own."""
-    for family, options in (
-        ("mistral", {"sliding_window": 8}),
-        ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}),
-    ):
-        folder = tiny_model(tmp_path / family, family, **options)
-        assert_equal(outcome(a_model(folder)), outcome(a_model(folder, fused=False)))
-
-
-def test_layers_with_a_bias_are_as_those_of_peft(tmp_path, monkeypatch):
-    folder = tiny_model(tmp_path / "model", "llama", attention_bias=True, mlp_bias=True)
-    assert_equal(outcome(a_model(folder)), by_peft(folder, monkeypatch))
-
-
-@each("family", ["llama", "qwen3"])
-def test_dora_is_that_of_layers_one_by_one(tmp_path, family):
-    # Those are held to PEFT's in test_dora.py and test_lora.py.
-    folder = tiny_model(tmp_path / "model", family, attention_bias=True)
-    apart = outcome(a_model(folder, kind="dora", fused=False))
-    assert_equal(outcome(a_model(folder, kind="dora")), apart)
-
-
-@each("kind", ["lora", "dora"])
 @each(
-    "targets",
+    ("family", "model", "adapter"),
     [
-        ["q_proj", "v_proj"],
-        ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
-        ["gate_proj", "down_proj"],
+        *((family, {}, {}) for family in ("llama", "qwen3", "mistral", "qwen2")),
+        ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
+        ("llama", {"attention_bias": True}, {"kind": "dora"}),
+        # A sliding window of Mistral is the model's, of Qwen each layer's own.
+        ("mistral", {"sliding_window": 8}, {}),
+        ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, {}),
+        *(
+            ("qwen3", {}, {"kind": kind, "target_modules": targets})
+            for kind in ("lora", "dora")
+            for targets in TARGETS
+        ),
     ],
 )
-def test_layers_without_an_adapter_are_computed_too(tmp_path, monkeypatch, kind, targets):
-    folder = tiny_model(tmp_path / "model", "qwen3")
-    options: dict[str, Any] = {"kind": kind, "target_modules": targets}
-    assert_equal(outcome(a_model(folder, **options)), by_peft(folder, monkeypatch, **options))
+def test_losses_and_gradients_are_those_of_peft(tmp_path, monkeypatch, family, model, adapter):
+    folder = tiny_model(tmp_path / "model", family, **model)
+    assert_equal(outcome(a_model(folder, **adapter)), by_peft(folder, monkeypatch, **adapter))
 
 
 class Dropped(nn.Dropout):

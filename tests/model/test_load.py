@@ -29,49 +29,17 @@ from tests.model.models import (
 FLOAT_ERROR = 100 * 2**-24
 
 
-def other_model(folder: Path, family: str) -> Path:
-    """Families that do something of their own between hidden states and logits."""
-    import transformers
-
-    sizes: dict[str, Any] = {
-        "vocab_size": 400,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    configs: dict[str, Any] = {
-        "gemma2": lambda: transformers.Gemma2Config(
-            **sizes, head_dim=8, final_logit_softcapping=2.0, initializer_range=0.3
-        ),
-        "granite": lambda: transformers.GraniteConfig(
-            **sizes, logits_scaling=3.0, initializer_range=0.3
-        ),
-        "cohere": lambda: transformers.CohereConfig(
-            **sizes, logit_scale=0.25, initializer_range=0.3
-        ),
-        "phi": lambda: transformers.PhiConfig(
-            **{**sizes, "num_key_value_heads": 4}, initializer_range=0.3
-        ),
-    }
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(configs[family]())
-    if family == "phi":
-        torch.nn.init.normal_(model.lm_head.bias)
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2", "gemma2", "granite", "cohere", "phi"])
 def test_packed_loss_equals_that_of_transformers_on_documents_alone(family: str, tmp_path: Path):
     from transformers import AutoModelForCausalLM
 
-    own = family in ("qwen3", "llama", "gpt2")
-    folder = tiny_model(tmp_path, family) if own else other_model(tmp_path, family)
+    own: dict[str, Any] = {
+        "gemma2": {"final_logit_softcapping": 2.0, "attn_logit_softcapping": None},
+        "granite": {"logits_scaling": 3.0},
+        "cohere": {"logit_scale": 0.25},
+        "phi": {"num_key_value_heads": 4},  # its head has a bias
+    }
+    folder = tiny_model(tmp_path, family, **own.get(family, {}))
     loaded = load(folder, "none", attention="eager")
     found = documents(9, 6, 12)
     batch = make_batch([found[:2], found[2:]], length=16)
@@ -141,11 +109,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4}
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickled": (
         lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"),
-        (
-            "{folder}: its weights are pickled (pytorch_model.bin), which can run "
-            "code when loaded  (convert them to model.safetensors, or name a model "
-            "that has it)"
-        ).format(folder="FOLDER"),
+        "its weights are pickled (pytorch_model.bin), which can run code when loaded  (convert",
     ),
     "no weights": (lambda p: (p / "model.safetensors").unlink(), "it contains no weights"),
     "no config": (
@@ -159,11 +123,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another config": (lambda p: (p / "config.json").write_text("[]"), "not an object"),
     "a weight is missing": (
         without_one_weight,
-        (
-            "{folder}: 1 weights are missing from its files: "
-            "model.layers.1.mlp.up_proj.weight  (fetch the model again; the folder "
-            "is incomplete)"
-        ).format(folder="FOLDER"),
+        "1 weights are missing from its files: model.layers.1.mlp.up_proj.weight  (fetch",
     ),
     "unknown": (
         lambda p: rewrite_config(p, model_type="nobody-knows"),
@@ -171,10 +131,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "quantised": (
         lambda p: rewrite_config(p, quantization_config=GPTQ),
-        (
-            "{folder}: its weights are quantised already (gptq)  (name the model "
-            "they were made from, and quantization)"
-        ).format(folder="FOLDER"),
+        "its weights are quantised already (gptq)  (name the model they were made from",
     ),
 }
 
@@ -187,7 +144,7 @@ def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, harm: str):
     harming(folder)
     text = refusal(lambda: load(folder))
     assert text.startswith(f"{folder}: ")
-    assert told.replace("FOLDER", str(folder)) in text
+    assert told in text
 
 
 def test_a_model_that_mixes_places_in_its_own_way_is_refused(tmp_path: Path):
@@ -199,14 +156,7 @@ def test_a_model_that_mixes_places_in_its_own_way_is_refused(tmp_path: Path):
     sizes |= {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
     lfm2 = transformers.Lfm2Config(**sizes)
     for config, told in (
-        (
-            bloom,
-            (
-                "{folder}: BloomForCausalLM mixes positions by a custom attention, "
-                "which cannot keep packed documents apart  (use a model with standard "
-                "attention layers)"
-            ).format(folder=tmp_path / "bloom"),
-        ),
+        (bloom, "BloomForCausalLM mixes positions by a custom attention, which cannot keep packed"),
         (lfm2, "Lfm2ForCausalLM mixes positions by conv, which cannot keep packed documents apart"),
     ):
         folder = tmp_path / config.model_type
@@ -228,9 +178,19 @@ def foreign(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("revision", "allowed"), [(None, False), (None, True), ("main", True), (COMMIT, False)]
+    ("name", "revision", "allowed"),
+    [
+        ("x", None, False),
+        ("x", None, True),
+        ("x", "main", True),
+        (COMMIT, COMMIT, False),
+        (COMMIT[::-1], COMMIT, True),
+    ],
 )
-def test_a_model_with_remote_code_is_refused(foreign: Path, revision: str | None, allowed: bool):
+def test_a_model_with_remote_code_is_refused(
+    foreign: Path, name: str, revision: str | None, allowed: bool
+):
+    foreign = foreign.rename(foreign.with_name(name))
     text = refusal(lambda: load(foreign, revision=revision, allow_remote_code=allowed))
     assert text == (
         f"{foreign}: its config.json (auto_map) asks to run code that comes with the "
@@ -244,13 +204,6 @@ def test_pinned_and_allowed_remote_code_is_accepted(foreign: Path):
     snapshot = foreign.rename(foreign.with_name(COMMIT))
     plan = model_plan(snapshot, revision=COMMIT)
     assert model_folder(plan, allow_remote_code=True) == snapshot
-
-
-def test_remote_code_of_another_commit_is_refused(foreign: Path):
-    snapshot = foreign.rename(foreign.with_name(COMMIT[::-1]))
-    plan = model_plan(snapshot, revision=COMMIT)
-    text = refusal(lambda: model_folder(plan, allow_remote_code=True))
-    assert "asks to run code that comes with the model" in text
 
 
 def test_a_model_that_transformers_knows_is_built_by_its_own_classes(tmp_path: Path):

@@ -26,6 +26,7 @@ INPUTS, OUTPUTS, RANK, SCALING = 64, 48, 4, 2.5
 # Sums of some seventy products in float64, which keeps 53 bits, in another order.
 EXACT = 1e-12
 # A rounding to bfloat16 is at most this, of a value.
+BFLOAT16_ERROR = 2**-8
 
 
 def adapted(
@@ -52,16 +53,19 @@ def adapted(
     return wrapped.train()
 
 
-def pair(base: str = "linear", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
-    """(ours, PEFT's own) with the same values."""
+def pair(
+    base: str = "linear", dtype: torch.dtype = torch.float64, *, added: bool = True, **options: Any
+) -> Any:
+    """(ours, PEFT's own) with the same values; not `added`: with our DoRA alone."""
     given = {"bias": False, "dropout": 0.0, "size": 1.0, "dora": False, **options}
     ours, theirs = (adapted(base, dtype, **given) for _ in range(2))
     replace_dora_layers(nn.Sequential(ours), "default")
     for layer in (ours, theirs):
         for vector in layer.lora_magnitude_vector.values():
             vector.weight.data = torch.linspace(0.5, 1.5, OUTPUTS, dtype=dtype)
-    replace_lora_layers(nn.Sequential(ours), "default")
-    assert type(ours) is added_class("Linear")
+    if added:
+        replace_lora_layers(nn.Sequential(ours), "default")
+        assert type(ours) is added_class("Linear")
     return ours, theirs
 
 
@@ -85,7 +89,14 @@ def outcome(layer: Any, x: Tensor) -> list[Tensor]:
 @each("base", ["linear", "conv1d"])
 @each(
     "options",
-    [{}, {"bias": True}, {"dropout": 0.3}, {"dora": True}, {"dora": True, "bias": True}],
+    [
+        *({}, {"bias": True}, {"dropout": 0.3}),
+        *(
+            {"dora": True},
+            {"dora": True, "bias": True},
+            {"dora": True, "dropout": 0.3, "added": False},
+        ),
+    ],
     ids=str,
 )
 def test_values_and_gradients_are_those_of_peft(base, options):
@@ -94,20 +105,38 @@ def test_values_and_gradients_are_those_of_peft(base, options):
         torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
 
 
-def test_an_adapter_that_is_off_or_merged_is_left_to_peft():
-    ours, theirs = pair()
+@each("dora", [False, True])
+def test_an_adapter_that_is_off_or_merged_is_left_to_peft(dora):
+    ours, theirs = pair(dora=dora)
     for layer in (ours, theirs):
         layer.enable_adapters(enabled=False)
     torch.testing.assert_close(ours(draw()), theirs(draw()), rtol=0, atol=0)
     for layer in (ours, theirs):
         layer.enable_adapters(enabled=True)
     before = ours(draw())
-    ours.merge()
+    for layer in (ours, theirs):
+        layer.merge()
+    torch.testing.assert_close(ours.base_layer.weight, theirs.base_layer.weight, rtol=0, atol=EXACT)
     torch.testing.assert_close(ours(draw()), before, rtol=EXACT, atol=EXACT)
-    ours.unmerge()
+    for layer in (ours, theirs):
+        layer.unmerge()
+    torch.testing.assert_close(ours(draw()), before, rtol=EXACT, atol=EXACT)
     for layer in (ours, theirs):
         layer.delete_adapter("default")
     torch.testing.assert_close(ours(draw()), theirs(draw()), rtol=EXACT, atol=EXACT)
+
+
+def test_a_bfloat16_layer_of_dora_is_nearer_to_float64_than_that_of_peft():
+    options: dict[str, Any] = {"bias": True, "dropout": 0.0, "size": 0.1, "dora": True}
+    ours, theirs = pair(dtype=torch.bfloat16, **options)
+    exact = adapted("linear", torch.float64, **options)
+    exact.load_state_dict(theirs.state_dict())
+    x = draw(torch.bfloat16)
+    found = (outcome(ours, x), outcome(theirs, x), outcome(exact, x.double()))
+    for mine, other, right in zip(*found, strict=True):
+        error, usual = ((each - right).norm() / right.norm() for each in (mine, other))
+        assert error < 2 * BFLOAT16_ERROR
+        assert error < 1.2 * usual  # the same roundings of in- and output, fewer between
 
 
 def arrived(layer: Any, x: Tensor) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from expert.model.quantised import (
     dequantised,
     int8_linear,
     quantization_config,
-    quiet_bitsandbytes,
 )
 from tests.model.models import (
     documents,
@@ -171,20 +169,3 @@ def test_a_compiled_int8_layer_keeps_no_unpacked_weight_for_the_backward():
     assert kept
     assert [tensor.shape for tensor in kept if tensor.shape == rows.shape] == [rows.shape]
     assert [tensor.dtype for tensor in kept if tensor.shape == rows.shape] == [torch.int8]
-
-
-def test_one_warning_of_bitsandbytes_is_dropped_and_others_pass(caplog: pytest.LogCaptureFixture):
-    no_kernel = (
-        "Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please make sure …"
-    )
-    theirs = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    theirs.filters.clear()  # a model may have been loaded before in this process
-    theirs.warning(no_kernel, "no network")
-    assert len(caplog.records) == 1
-    quiet_bitsandbytes()
-    quiet_bitsandbytes()
-    assert len(theirs.filters) == 1
-    caplog.clear()
-    theirs.warning(no_kernel, "no network")
-    theirs.warning("the library is broken")
-    assert [record.getMessage() for record in caplog.records] == ["the library is broken"]

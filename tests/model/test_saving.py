@@ -20,6 +20,7 @@ from tests.model.models import (
     tiny_model,
     trainable_tensors,
 )
+from tests.model.test_adapters import train
 
 KINDS = ("lora", "dora", "ia3", "lokr", "adalora")
 # Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
@@ -29,14 +30,7 @@ DOCUMENT = documents(11)[0]
 
 def trained(loaded: LoadedModel) -> LoadedModel:
     """The model after a small run; AdaLoRA's is a whole one, which ends with the ranks it keeps."""
-    steps = 20 if loaded.ranks else 4
-    batch = make_batch([documents(9, 6)])
-    optimizer = torch.optim.AdamW([p for _, p in loaded.trainable], lr=0.02)
-    for step in range(1, steps + 1):
-        (loaded.loss_sum(batch) / batch.targets).backward()
-        optimizer.step()
-        loaded.after_step(step)
-        optimizer.zero_grad()
+    train(loaded, make_batch([documents(9, 6)]), steps=20 if loaded.ranks else 4)
     return loaded
 
 
@@ -153,18 +147,6 @@ def test_tensors_of_another_model_are_refused_and_change_nothing(qwen: Path):
     )
     after = trainable_tensors(loaded)
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_merged_model_gives_the_logits_of_the_adapter(qwen: Path, kind: str):
-    loaded = trained(load(qwen, kind))
-    ours = our_logits(loaded)
-    module: Any = loaded.module
-    whole = module.merge_and_unload()
-    whole.set_attn_implementation("sdpa")
-    assert not any("lora" in name for name, _ in whole.named_parameters())
-    # Merged weights are rounded once more: a hundred times as many roundings as a sum's order.
-    assert_same(ours, plain_logits(whole), 10 * FLOAT_ERROR)
 
 
 def test_an_adapter_of_a_cached_model_names_its_hub_id_and_commit(tmp_path: Path):

@@ -19,15 +19,12 @@ def as_before(monkeypatch):
     torch.use_deterministic_algorithms(False)
 
 
-def test_deterministic_kernels_are_switched_on_and_off():
+def test_deterministic_kernels_are_switched_on_and_off(monkeypatch):
     set_switches(kernel_plan(deterministic=True))
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     set_switches(kernel_plan())
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_workspace_that_was_chosen_stays(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     set_switches(kernel_plan(deterministic=True))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"

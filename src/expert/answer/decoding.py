@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 
 from expert.core.errors import ExpertError
+from expert.data.template.templates import Template
 from expert.manifest.schema.dataset import Decoding as Defaults
 from expert.manifest.schema.expectations import expected, schema_at
 from expert.manifest.schema.manifest import CHAR_GPT
-
-if TYPE_CHECKING:
-    from expert.data.template.templates import Template
-    from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import RunPlan
 
 CHARACTER_TEMPERATURE = 0.8
 """Default for the character model: always taking the most likely character soon repeats itself."""

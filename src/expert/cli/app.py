@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any
@@ -68,24 +67,6 @@ _COMMAND_OPTIONS: dict[str, dict[str, Any]] = {
 _EPILOG = "\n".join(
     ["Exit codes:", *(f"{code:<3}  {text}" for code, text in EXIT_MEANINGS.items())]
 )
-SHARES = ("min_accuracy", "max_regression")
-"""Options between 0 and 1; people write 95 for 95 %."""
-_PLAIN = (
-    (r"^Value error, ", ""),
-    (r"^Input should be less than or equal to (\S+)$", r"must be at most \1"),
-    (r"^Input should be greater than or equal to (\S+)$", r"must be at least \1"),
-    (r"^Input should be a valid integer.*$", "expected a whole number"),
-    (r"^Input should be a valid number.*$", "expected a number"),
-)
-
-
-def plain_message(message: str, option: str | None) -> str:
-    """A library's message about a value, in plain words."""
-    if option in SHARES and message.startswith("Input should be"):
-        return "must be a share between 0 and 1, such as 0.95"
-    for theirs, ours in _PLAIN:
-        message = re.sub(theirs, ours, message)
-    return message
 
 
 def _hide_flag_values(options: Iterable[Any]) -> None:
@@ -112,7 +93,7 @@ def _suggest_setting(unknown: Any) -> None:
 
 
 class _Commands(TyperGroup):
-    """Lists commands in the order of use, and explains rejected values in plain words."""
+    """Lists commands in the order of use, and suggests --set for keys of the manifest."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         options = super().get_params(ctx)
@@ -132,9 +113,6 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            error.message = plain_message(error.message, getattr(error.param, "name", None))
-            raise
         except _UsageError as error:
             if hasattr(error, "possibilities"):  # there is no such option
                 _suggest_setting(error)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from expert.cli.show.display import make_console, show, write_json
 from expert.cli.show.options import Checkpoint, ComputeDevice, Device, RunFolder, json_option
@@ -15,8 +16,6 @@ from expert.core.errors import ExpertError
 from expert.core.text import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from expert.jobs.sample.sample import Conversation
 
 NEW = "/new"

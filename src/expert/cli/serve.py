@@ -61,6 +61,9 @@ def serve(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
     """Serve trained experts to OpenAI clients on this machine, several requests concurrently."""
+    from expert.jobs.serve.listen import refuse_without_packages
+
+    refuse_without_packages()  # before what they are for is imported
     from expert.jobs.serve.serve import TOKEN, log_line, serving
     from expert.parallel.launch import stop_with_parent
 

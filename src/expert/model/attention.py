@@ -359,40 +359,25 @@ def _flex_of_torch(query: Tensor) -> Callable[..., Tensor]:
 # rounds at 2^-9, fp16 at 2^-12, TF32 (fp32 on a GPU) at 2^-11; the rest is margin for their sums.
 # A wrong mask or head order gives errors near 1.
 _TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
+_PROBED = ("output", "gradient of queries", "gradient of keys", "gradient of values")
 
 
 def attention_failure(
     kind: AttentionKind, device: torch.device, dtype: torch.dtype, *heads: int
 ) -> str:
-    """Why the kernel fails here, forward or backward, or is inaccurate; empty if it works. `heads`:
-    their width, those of queries and those of keys."""
+    """Why the kernel fails here, forward or backward, or differs from eager attention in float32;
+    empty if it works. `heads`: their width, those of queries and those of keys."""
+    tolerance = _TOLERANCES.get(dtype, 1e-5)
     try:
-        errors = attention_errors(kind, device, dtype, *heads)
+        ours = _probe(kind, device, dtype, dtype, *heads)
+        reference = _probe("eager", device, dtype, torch.float32, *heads)
+        for name, actual, expected in zip(_PROBED, ours, reference, strict=True):
+            error_size = float((actual.float() - expected).norm() / expected.norm())
+            if not error_size <= tolerance:  # also if it is NaN
+                return f"{name} is off by {error_size:.2g} (tolerance {tolerance:.2g} for {dtype})"
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
         return f"{type(error).__name__}: {error}"
-    tolerance = attention_tolerance(dtype)
-    for name, error_size in errors.items():
-        if not error_size <= tolerance:  # also if it is NaN
-            return f"{name} is off by {error_size:.2g} (tolerance {tolerance:.2g} for {dtype})"
     return ""
-
-
-def attention_tolerance(dtype: torch.dtype) -> float:
-    """Allowed relative error of outputs and gradients against eager attention."""
-    return _TOLERANCES.get(dtype, 1e-5)
-
-
-def attention_errors(
-    kind: AttentionKind, device: torch.device, dtype: torch.dtype, *heads: int
-) -> dict[str, float]:
-    """Relative errors of output and gradients against eager attention in float32."""
-    ours = _probe(kind, device, dtype, dtype, *heads)
-    reference = _probe("eager", device, dtype, torch.float32, *heads)
-    names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
-    return {
-        name: float((actual.float() - expected).norm() / expected.norm())
-        for name, actual, expected in zip(names, ours, reference, strict=True)
-    }
 
 
 def _probe(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from expert.jobs.serve.app import Limits, LogEntry, make_app
+from expert.jobs.serve.app import Endpoint, Limits, LogEntry
 from expert.jobs.serve.engine import AnswerEngine
 from expert.jobs.serve.listen import listening_socket
 from expert.jobs.serve.models import load_models
@@ -58,7 +58,7 @@ def served(
     notes: list[str] = []
     engine = AnswerEngine(models, note=notes.append, **how)
     socket = listening_socket("127.0.0.1", 0)
-    app = make_app(engine, limits or Limits(), log=entries.append, front=["hello"])
+    app = Endpoint(engine, limits or Limits(), log=entries.append, front=["hello"])
     server = http_server(engine, app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,10 +16,13 @@ import pytest
 
 from expert.answer import engine as answer_engine
 from expert.answer import steps as answer_steps
+from expert.data.template.chat_template import ChatTemplate
+from expert.data.template.sandbox import SandboxedTemplate
 from expert.jobs.serve import listen
 from expert.jobs.serve.app import Limits
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.serve.serve import MIN_TOKEN_LENGTH, TOKEN, _token, log_line
+from tests.data.template.chat_templates import CHATML
 from tests.each import each
 from tests.jobs.runs import until
 from tests.jobs.serve.served import Served, served
@@ -163,6 +167,12 @@ def test_a_body_that_does_not_come_is_given_up_and_one_that_is_too_long_is_not_r
     with raw(here, chunked + b"ffff\r\n" + b"x" * 0xFFFF) as connection:
         assert b" 413 " in connection.recv(1000)
     still_fine(here)
+    size = 200_000  # ten times what is allowed
+    with raw(here, head(size)) as connection:  # it sends all before it listens
+        for _ in range(10):
+            connection.sendall(b"x" * (size // 10))
+            time.sleep(0.01)
+        assert b" 413 " in connection.recv(1000)
     with raw(here, b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * 70_000) as connection:
         assert b" 400 " in connection.recv(1000)
 
@@ -209,7 +219,7 @@ def test_a_client_that_leaves_ends_its_answer(here, stream, endless):
 
 
 def test_an_answer_that_takes_too_long_is_ended(endless):
-    limits = Limits(answer_seconds=0.05)
+    limits = Limits(answer_seconds=0.3)
     with served(f"demo={finished('lora')}", limits=limits) as here:
         long = {**FINE, "max_tokens": 500}
         assert sent(here, "POST", CHAT, long)[0] == 504
@@ -217,6 +227,61 @@ def test_an_answer_that_takes_too_long_is_ended(endless):
             list(here.client.chat.completions.create(**long, stream=True))
         assert failed.value.code == "timeout"
         until(lambda: here.engine.running == 0)
+
+
+# --- prompts that take long to write --------------------------------------------------------------
+
+
+ENDLESS = (
+    "{% if messages[0].content == 'x' %}{% for a in range(99999) %}{% for b in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endif %}"
+)
+
+
+def with_template(here: Served, source: str) -> None:
+    template = ChatTemplate(source + CHATML, eos="<|im_end|>")
+    object.__setattr__(here.engine.models["demo"], "template", template)
+
+
+def writing() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "prompt"]
+
+
+def test_a_long_conversation_is_rendered_once(monkeypatch):
+    rendered, render = list[int](), SandboxedTemplate.render
+
+    def counted(self: Any, messages: Any, **variables: Any) -> str:
+        rendered.append(len(messages))
+        return render(self, messages, **variables)
+
+    with served(f"demo={finished('lora')}") as here:
+        with_template(here, "")
+        monkeypatch.setattr(SandboxedTemplate, "render", counted)
+        turns = [{"role": ("user", "assistant")[n % 2], "content": "x"} for n in range(501)]
+        assert sent(here, "POST", CHAT, {**FINE, "messages": turns})[0] == 400
+        assert rendered.count(501) == 1
+        assert len(rendered) < 12, "the others are of the template itself, and done once"
+        rendered.clear()
+        assert sent(here, "POST", CHAT, {**FINE, "messages": turns[:301]})[0] == 400
+        assert rendered == [301]
+
+
+@pytest.mark.parametrize("how", ["left", "late", "stopped"])
+def test_a_prompt_that_is_being_written_ends_with_its_request(how, monkeypatch):
+    monkeypatch.setattr(listen, "GRACE", 0.2)
+    limits = Limits(answer_seconds=1 if how == "late" else 60)
+    with served(f"demo={finished('lora')}", limits=limits) as here:
+        with_template(here, ENDLESS)
+        body = json.dumps(FINE).encode()
+        with raw(here, head(len(body)) + body) as connection:
+            until(lambda: bool(writing()))
+            if how == "left":
+                connection.close()
+            elif how == "late":
+                assert b" 504 " in connection.recv(1000)
+            else:
+                here.server.should_exit = True
+            until(lambda: not writing(), 8)
 
 
 # --- tokens ---------------------------------------------------------------------------------------

@@ -10,14 +10,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from textwrap import wrap
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
+
+from rich import box
+from rich.console import Console
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from expert.core.events import plain
 from expert.core.secrets import known_secrets, redacted
 from expert.core.text import json_text, visible
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Row = Sequence[str]
 Line = tuple[str, str]
@@ -81,8 +84,6 @@ def make_console(*, error: bool = False, needed: bool = True) -> Console:
     to its own exit code; rich would exit with 1, even in the middle of training. Output that is not
     `needed`, like everything on standard error, may also be lost on a full disk.
     """
-    from rich.console import Console
-    from rich.segment import Segment
 
     class CleanConsole(Console):
         def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
@@ -149,10 +150,6 @@ def show_sheet(sheet: Sheet, console: Console) -> None:
         for line in plain_lines(sheet):
             console.out(line, highlight=False)
         return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=sheet.title or None)
     table.title_justify = "left"
     for position, column in enumerate(sheet.columns):
@@ -168,10 +165,6 @@ def show_sheet(sheet: Sheet, console: Console) -> None:
 def plain_lines(sheet: Sheet) -> list[str]:
     """The table as text lines, at most PLAIN_WIDTH wide where words allow. Three columns of wrapped
     sentences are hard to read: where there would be as many, each is a paragraph under its row."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     lines = [sheet.title] if sheet.title else []
     columns = [list(cells) for cells in zip(sheet.columns, *sheet.rows(), strict=True)]
     widths = [max(map(len, cells)) for cells in columns]
@@ -202,8 +195,6 @@ def plain_lines(sheet: Sheet) -> list[str]:
 
 def show_bars(parts: Sequence[tuple[str, float, str]], whole: float, console: Console) -> None:
     """Horizontal bars: name, share of `whole`, and the value in words."""
-    from rich.text import Text
-
     names = max((len(name) for name, _, _ in parts), default=0)
     for name, size, words in parts:
         bar = bar_of(size / whole if whole else 0.0)
@@ -220,8 +211,6 @@ def bar_of(share: float, width: int = 40) -> str:
 
 def show_problems(text: str) -> None:
     """An error message or a list of problems, on standard error."""
-    from rich.text import Text
-
     console = make_console(error=True)
     first, _, rest = redacted(text).partition("\n")  # messages may quote file contents
     console.print(Text(first, style="bold red"))
@@ -264,8 +253,6 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
 def show(console: Console, text: str, style: str = "") -> None:
     """A line of text. Brackets in it are not markup."""
-    from rich.text import Text
-
     text = redacted(text)
     if console.is_terminal:
         console.print(Text(text, style=style))

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from expert.cli.show.display import make_console, show
 from expert.core.errors import ExpertError, ManifestError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from expert.manifest.reader import ReadManifest
 
 RUN_HELP = "A run folder, or a folder of runs or of an expert: its newest run."

@@ -6,19 +6,26 @@ the terminal or the reader of a pipe is gone, the console of `make_console` disc
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from expert.cli.show.display import GAP, show, show_lines, waiting
 from expert.core.text import count
 from expert.insight.event_text import Event, lines_of, number, step_parts, time_in_words, whole
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
 
 SECONDS_BETWEEN_FRAMES = 0.1
 """The bar is drawn at most this often: a frame costs about 1 ms of the training thread."""
@@ -28,8 +35,7 @@ SECONDS_BETWEEN_LINES = 5.0
 """Outside a terminal, preparing and validating print their progress this often."""
 MIN_EVALUATION_SECONDS = 2.0
 """Shorter evaluations show no progress."""
-WIDE = 130
-BAR_CELLS, BAR_CELLS_WIDE = 8, 24
+BAR_CELLS = 8
 """With 8 cells everything but the data wait fits into 100 columns."""
 # Dropped in this order if a terminal is too narrow.
 PARTS_TO_DROP = ("data_wait", "epoch", "rate", "memory", "steps", "gpu", "speed", "eta", "loss")
@@ -42,8 +48,6 @@ ONLY_IN_THE_BAR = ("epoch",)
 def facts_bar(console: Console, cells: int, **more: Any) -> Progress:
     """A bar with a line of facts. It is drawn on request: a drawing thread would take Python's lock
     from training, or a core from a measurement."""
-    from rich.progress import BarColumn, Progress, TextColumn
-
     facts = TextColumn("{task.fields[facts]}", markup=False)
     return Progress(BarColumn(cells), facts, console=console, auto_refresh=False, **more)
 
@@ -95,15 +99,14 @@ class RunProgress:
         self._live, self._waiting = live, Stages(console)
         self._started: dict[str, Any] = {}
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        self._drawn = -SECONDS_BETWEEN_FRAMES
-        self._pending_step: int | None = None
+        self._step = 0
         self._parts: dict[str, str] = {}
-        self._printed: float | None = None
+        """Of the last step line."""
+        self._shown: float | None = None
+        """When the last frame was drawn, or the last line of a step printed."""
         self._pace = Pace()
-        self._evaluation_began: float | None = None
-        self._evaluation_pace = Pace()
-        self._evaluation_task: TaskID | None = None
+        self._evaluation: tuple[float, Pace] | None = None
+        """When the current evaluation began, and how fast it is."""
 
     def __enter__(self) -> RunProgress:
         return self
@@ -117,11 +120,11 @@ class RunProgress:
             self._waiting()
         if self._live and kind == "failed":
             return
-        self._end_evaluation()
+        self._evaluation = None
         if kind == "started":
             self.close()
             self._started = dict(event)
-            self._parts, self._printed, self._pace = {}, None, Pace()
+            self._parts, self._shown, self._pace = {}, None, Pace()
         if kind in ("finished", "stopped"):
             self.close()
         if kind == "step":
@@ -141,119 +144,106 @@ class RunProgress:
         """
         now, total = self._clock(), self._total
         rate = self._pace.rate(step, now)
-        too_soon = now - self._drawn < SECONDS_BETWEEN_FRAMES
-        if self._console.is_terminal and too_soon and step != total:
-            self._pending_step = step
+        self._step = step
+        is_last = step == total and self._console.is_terminal
+        if not (is_last or self._is_due(now)):
             return
-        parts = {**self._parts, "step": f"{step}/{total}" if total is not None else f"{step}"}
-        if not self._parts and rate is not None and total is not None:
+        parts = self._parts_at_step()
+        if not self._console.is_terminal:
+            # With logging_steps 1 the first step has its own line.
+            if self._shown is not None or whole(self._started, "logging_steps") != 1:
+                show(self._console, f"step {parts['step']}")
+            self._shown = now
+            return
+        if not self._parts and rate is not None and total is not None and step != total:
             # Until the first step line, which may be ten steps away.
             evaluations = number(self._started, "evaluation_updates") or 0.0
             parts["eta"] = f"ETA {time_in_words((total - step + evaluations) / rate)}"
-        if step == total:  # the ETA of the last step line is outdated
-            parts.pop("eta", None)
-        if self._console.is_terminal:
-            self._draw(step, total, parts)
-        elif self._printed is None or now - self._printed >= SECONDS_BETWEEN_STEPS:
-            # With logging_steps 1 the first step has its own line.
-            if self._printed is not None or whole(self._started, "logging_steps") != 1:
-                show(self._console, f"step {parts['step']}")
-            self._printed = now
+        self._draw(parts)
 
     def evaluating(self, split: str, rows: int, total: int) -> None:
-        """`rows` rows of an evaluation were launched; a long one has its own bar, or a line now and
-        then. Called after every batch, like `progress`."""
+        """`rows` rows of an evaluation were launched; a long one is shown in the bar, or in a line
+        now and then. Called after every batch, like `progress`."""
         now = self._clock()
-        if self._evaluation_began is None or rows == 0:
-            self._evaluation_began, self._evaluation_pace = now, Pace()
+        if self._evaluation is None or rows == 0:
+            self._evaluation = now, Pace()
+        began, pace = self._evaluation
+        rate = pace.rate(rows, now) if rows else None
+        if now - began < MIN_EVALUATION_SECONDS or not self._is_due(now, since=began):
+            return
         parts = {"step": f"evaluating {split}: {rows:,}/{total:,} rows"}
-        rate = self._evaluation_pace.rate(rows, now) if rows else None
         if rate is not None:
             fast = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
             left = time_in_words(max(0, total - rows) / rate)
             parts |= {"speed": f"{fast} rows/s", "eta": f"ETA {left}"}
-        if now - self._evaluation_began < MIN_EVALUATION_SECONDS:
-            return
-        if not self._console.is_terminal:
-            since = self._evaluation_began if self._printed is None else self._printed
-            if now - since >= SECONDS_BETWEEN_STEPS:
-                self._print(GAP.join(parts.values()))
-        elif now - self._drawn >= SECONDS_BETWEEN_FRAMES:
-            bar = self._opened()
-            if self._evaluation_task is None:
-                self._evaluation_task = bar.add_task("", total=total, facts="")
-            bar.update(self._evaluation_task, completed=rows, facts=self._fitting(parts))
-            bar.refresh()
-            self._drawn = now
+        if self._console.is_terminal:
+            self._draw(parts)
+        else:
+            self._print(parts)
 
-    def _end_evaluation(self) -> None:
-        task, self._evaluation_began, self._evaluation_task = self._evaluation_task, None, None
-        if self._bar is not None and task is not None:
-            self._bar.remove_task(task)
+    def close(self) -> None:
+        """Leave the bar at the last step."""
+        self._waiting()
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            self._update(bar, self._parts_at_step())
+            bar.stop()
 
     @property
     def _total(self) -> int | None:
         return whole(self._started, "total_steps")
 
-    def close(self) -> None:
-        """Leave the bar at the last step."""
-        self._waiting()
-        if self._bar is not None and self._pending_step is not None:
-            self._drawn = -SECONDS_BETWEEN_FRAMES
-            self.progress(self._pending_step)
-        self._end_evaluation()
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            bar.stop()
+    def _is_due(self, now: float, since: float = -math.inf) -> bool:
+        """Whether the last frame or line is old enough for another; `since`: if there is none."""
+        last = since if self._shown is None else self._shown
+        often = SECONDS_BETWEEN_FRAMES if self._console.is_terminal else SECONDS_BETWEEN_STEPS
+        return now - last >= often
 
-    def _print(self, text: str) -> None:
-        show(self._console, text)
-        self._printed = self._clock()
+    def _parts_at_step(self) -> dict[str, str]:
+        """The last step line with the present step; at the end its ETA is outdated."""
+        total = self._total
+        step = f"{self._step}/{total}" if total is not None else f"{self._step}"
+        parts = {**self._parts, "step": step}
+        if self._step == total:
+            parts.pop("eta", None)
+        return parts
+
+    def _print(self, parts: Mapping[str, str]) -> None:
+        show(self._console, GAP.join(parts.values()))
+        self._shown = self._clock()
 
     def _show_step(self, event: Event) -> None:
-        total = self._total
-        parts = step_parts(event, total=total, epochs=number(self._started, "epochs"))
-        if not self._console.is_terminal:
-            shown = [text for name, text in parts.items() if name not in ONLY_IN_THE_BAR]
-            self._print(GAP.join(["step " + shown[0], *shown[1:]]))
-            return
-        step = whole(event, "step") or 0
-        self._parts = parts
-        if step == total:  # only the final evaluations are left
-            self._parts = {name: text for name, text in parts.items() if name != "eta"}
-            parts = parts if number(event, "eta_seconds") else self._parts
-        self._draw(step, total, parts)
+        parts = step_parts(event, total=self._total, epochs=number(self._started, "epochs"))
+        self._step = whole(event, "step") or 0
+        if self._console.is_terminal:
+            self._parts = parts
+            left = number(event, "eta_seconds")  # at the last step, of the final evaluations
+            self._draw(parts if left else self._parts_at_step())
+        else:
+            shown = {name: text for name, text in parts.items() if name not in ONLY_IN_THE_BAR}
+            self._print({**shown, "step": f"step {parts['step']}"})
 
-    def _opened(self) -> Progress:
+    def _draw(self, parts: Mapping[str, str]) -> None:
+        """Move the bar, and draw it if the last frame is old enough."""
         if self._bar is None:
             self._waiting()
-            self._bar = facts_bar(self._console, self._cells, get_time=self._clock)
-            self._task = self._bar.add_task("", total=self._total, facts="")
+            self._bar = facts_bar(self._console, BAR_CELLS, get_time=self._clock)
+            self._bar.add_task("", total=self._total, facts="")
             self._bar.start()
-        return self._bar
+        self._update(self._bar, parts)
+        now = self._clock()
+        if self._is_due(now) or self._step == self._total:
+            self._bar.refresh()
+            self._shown = now
 
-    def _draw(self, step: int, total: int | None, parts: Mapping[str, str]) -> None:
-        """Move the bar, and draw it if the last frame is old enough."""
-        self._pending_step = None
-        bar = self._opened()
-        assert self._task is not None
-        bar.update(self._task, completed=step, facts=self._fitting(parts))
-        if self._clock() - self._drawn >= SECONDS_BETWEEN_FRAMES or step == total:
-            bar.refresh()
-            self._drawn = self._clock()
-
-    @property
-    def _cells(self) -> int:
-        return BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
-
-    def _fitting(self, parts: Mapping[str, str]) -> str:
-        """As many parts as fit beside the bar, dropping dispensable ones first."""
+    def _update(self, bar: Progress, parts: Mapping[str, str]) -> None:
+        """As many parts as fit beside the bar, without dispensable ones first."""
         left = dict(parts)
         for name in PARTS_TO_DROP:
-            if len(GAP.join(left.values())) <= self._console.width - self._cells - 1:
+            if len(GAP.join(left.values())) <= self._console.width - BAR_CELLS - 1:
                 break
             left.pop(name, None)
-        return GAP.join(left.values())
+        bar.update(bar.task_ids[0], completed=self._step, facts=GAP.join(left.values()))
 
 
 class PreparingView:
@@ -291,8 +281,6 @@ class PreparingView:
 
     def __call__(self, name: str, rows: int, tokens: int) -> None:
         """Report the rows and tokens of a source that are done."""
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
         now = self._clock()
         source = self._sources.setdefault(name, _Preparing())
         words = source.words(rows, tokens, now)

@@ -140,11 +140,18 @@ class ChatTemplate(Template):
         turns = self._folded(turns)
         if has_tools(Example(tuple(turns), tools=tools)):
             return self._render(turns, generate=True, tools=tools)
-        shape = self._shape((*(turn.role for turn in turns), "assistant"))
-        if shape.answers[len(turns)].opened:
+        if self._opens_answers(turns):
             return self._render(turns, generate=True)
         slot = placeholder(len(turns))
         return self._render([*turns, Turn("assistant", slot)]).partition(slot)[0]
+
+    def _opens_answers(self, turns: Sequence[Turn]) -> bool:
+        """Whether an answer begins where the generation prompt ends, measured on a conversation of
+        at most two questions: a template treats all later ones alike."""
+        questions = sum(turn.role == "user" for turn in turns)
+        roles: tuple[Role, ...] = ("user", "assistant") * min(2, questions)
+        shape = self._shape(("system", *roles) if turns[0].role == "system" else roles)
+        return shape.answers[max(shape.answers)].opened
 
     def _finished(self, turns: Sequence[Turn], tools: str = "") -> str:
         text = self._render(turns, tools=tools)

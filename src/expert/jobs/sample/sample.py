@@ -9,21 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.answer.decoding import CannotSample, DecodingSettings, resolve_decoding
 from expert.answer.writer import AnswerWriter, Tell
-from expert.core.errors import ExpertError
 from expert.core.files import read_text
 from expert.data.examples.tools import tool_names, tools_of
 from expert.data.records import Example, RowError, Segment, Turn
+from expert.data.template.templates import Template
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import Trained, base_warning, load_trained, pick_device, read_plan
 from expert.run.stored.locate import find_trained
-
-if TYPE_CHECKING:
-    from expert.data.plain_text import FirstRow
-    from expert.data.template.templates import Template
 
 Begin = Callable[[str, bool], None]
 """Called before the first token with the prompt and whether it is continued as plain text."""
@@ -128,7 +124,15 @@ def load_expert(
         raise CannotSample("--system: continued text has no system turn  (put it into the prompt)")
     if not continues and any(not prompt.strip() for prompt in prompts):
         raise CannotSample("--prompt: is empty  (write a question)")
-    offered, tool_notes = _tools_of_prompt(first, tools, continues=continues)
+    offered, tool_notes = "", []
+    if tools is not None:
+        if continues:
+            raise CannotSample("--tools: continued text makes no calls  (leave it out)")
+        offered = read_tools(tools)
+    elif first.tools and not continues:  # a run trained on calls expects some
+        names = ", ".join(tool_names((), first.tools))
+        offered = first.tools
+        tool_notes = [f"asked with the tools of the first row: {names}  (--tools FILE for others)"]
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_warning(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
@@ -143,22 +147,6 @@ def load_expert(
     )
 
 
-def _tools_of_prompt(
-    first: FirstRow, file: Path | None, *, continues: bool
-) -> tuple[str, list[str]]:
-    """The tools of a prompt, and notes on them: a run trained on calls expects some."""
-    if continues and file is not None:
-        raise CannotSample("--tools: continued text makes no calls  (leave it out)")
-    if continues or file is not None:
-        return (read_tools(file) if file is not None else ""), []
-    if not first.tools:
-        return "", []
-    names = ", ".join(tool_names((), first.tools))
-    return first.tools, [
-        f"asked with the tools of the first row: {names}  (--tools FILE for others)"
-    ]
-
-
 def prompt_text(template: Template, prompt: str, *, plain: bool = False, tools: str = "") -> str:
     """The model's input: a question up to where the answer starts, or plain text."""
     if not plain:
@@ -166,73 +154,6 @@ def prompt_text(template: Template, prompt: str, *, plain: bool = False, tools: 
     segments: list[Segment] = template.segments(Example(text=prompt))
     whole = "".join(segment.text for segment in segments)
     return whole[: whole.rindex(prompt) + len(prompt)]  # without the end token of training
-
-
-# --- characters ----------------------------------------------------------------------------------
-
-
-def _continue_characters(loaded: LoadedExpert, prompt: str, begin: Begin, tell: Tell) -> Sample:
-    import torch
-
-    from expert.data.tokens.encoder import CharacterEncoder
-    from expert.model.chargpt import CharGpt
-
-    trained, how = loaded.trained, loaded.decoding
-    encoder, module = trained.encoder, trained.loaded.module
-    assert isinstance(encoder, CharacterEncoder)
-    assert isinstance(module, CharGpt)
-    # A text starts after the end of another, which in most corpora is a line break.
-    start = prompt or ("\n" if "\n" in encoder.characters else encoder.characters[0])
-    ids = encoder.encode([[Segment(start, learn=False)]]).ids.tolist()
-    tokens = torch.tensor([ids], device=trained.device)
-    generator = torch.Generator(trained.device).manual_seed(loaded.seed)
-    decoder = SimpleNamespace(decode=lambda ids, skip_special_tokens: encoder.decode(ids))
-    writer = AnswerWriter(decoder, [], how.stop_sequences, tell, strip=False)
-    begin(prompt, loaded.plain)
-    while not writer.ended and len(writer.ids) < how.max_new_tokens:
-        tokens = module.generate(tokens, 1, how.temperature, how.top_k, generator)
-        writer.take(int(tokens[0, -1]))
-    writer.end()
-    return Sample(prompt=prompt, text=writer.text(), tokens=len(writer.ids), ended=writer.ended)
-
-
-# --- transformers models -------------------------------------------------------------------------
-
-
-def generate(
-    loaded: LoadedExpert,
-    prompt: str,
-    text: str,
-    *,
-    begin: Begin = lambda prompt, plain: None,
-    tell: Tell = lambda piece: None,
-) -> Sample:
-    """The continuation of `text`, the model's whole input; `prompt`: the user's part of it."""
-    from expert.answer.engine import PromptTooLong, answer_row, finish_rows
-    from expert.answer.steps import AnswerModel
-
-    notes: list[str] = []
-    answer_model, plain = AnswerModel(loaded.trained, notes.append), loaded.plain
-    try:
-        row = answer_row(
-            answer_model, text, loaded.decoding, seed=loaded.seed, plain=plain, tell=tell
-        )
-    except PromptTooLong as error:
-        raise CannotSample(f"--prompt: {error}") from None
-    begin(prompt, plain)
-    finish_rows(answer_model, [row], alone=True)
-    answer = row.answer()
-    return Sample(
-        prompt=prompt,
-        text=answer.text,
-        tokens=answer.tokens,
-        ended=answer.ended,
-        note="; ".join(filter(None, [*notes, answer.note])),
-    )
-
-
-class NoTools(ExpertError):
-    """A file without tools."""
 
 
 def read_tools(file: Path) -> str:
@@ -248,9 +169,9 @@ def read_tools(file: Path) -> str:
         tools = tools_of(value.get("tools") if isinstance(value, dict) else value, "tools")
     except (OSError, UnicodeDecodeError, RowError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise NoTools(f"--tools {file}: {why}  ({how})") from None
+        raise CannotSample(f"--tools {file}: {why}  ({how})") from None
     if not tools:
-        raise NoTools(f"--tools {file}: there are no tools in it  ({how})")
+        raise CannotSample(f"--tools {file}: there are no tools in it  ({how})")
     return tools
 
 
@@ -259,12 +180,9 @@ class Conversation:
 
     def __init__(self, loaded: LoadedExpert, *, system: str = "") -> None:
         self._loaded, self._system = loaded, system
-        self.reset()
-
-    @property
-    def keeps_history(self) -> bool:
+        self.keeps_history = not loaded.plain and loaded.trained.template is not None
         """Whether an answer depends on earlier turns."""
-        return not self._loaded.plain and self._loaded.trained.template is not None
+        self.reset()
 
     def reset(self) -> None:
         self._turns = [Turn("system", self._system)] if self._system else []
@@ -281,11 +199,49 @@ class Conversation:
         loaded, template = self._loaded, self._loaded.trained.template
         if template is None:
             return _continue_characters(loaded, prompt, begin, tell)
+        from expert.answer.engine import PromptTooLong, answer_row, finish_rows
+        from expert.answer.steps import AnswerModel
+
+        turns, notes = [*self._turns, Turn("user", prompt)], list[str]()
         if loaded.plain:
             text = prompt_text(template, prompt, plain=True)
-            return generate(loaded, prompt, text, begin=begin, tell=tell)
-        turns = [*self._turns, Turn("user", prompt)]
-        text = template.prompt(turns, loaded.tools)
-        answer = generate(loaded, prompt, text, begin=begin, tell=tell)
-        self._turns = [*turns, Turn("assistant", answer.text)]
-        return answer
+        else:
+            text = template.prompt(turns, loaded.tools)
+        answer_model = AnswerModel(loaded.trained, notes.append)
+        try:
+            row = answer_row(
+                answer_model, text, loaded.decoding, seed=loaded.seed, plain=loaded.plain, tell=tell
+            )
+        except PromptTooLong as error:
+            raise CannotSample(f"--prompt: {error}") from None
+        begin(prompt, loaded.plain)
+        finish_rows(answer_model, [row], alone=True)
+        answer = row.answer()
+        if self.keeps_history:
+            self._turns = [*turns, Turn("assistant", answer.text)]
+        note = "; ".join(filter(None, [*notes, answer.note]))
+        return Sample(
+            prompt=prompt, text=answer.text, tokens=answer.tokens, ended=answer.ended, note=note
+        )
+
+
+def _continue_characters(loaded: LoadedExpert, prompt: str, begin: Begin, tell: Tell) -> Sample:
+    """The character model continues a text; it has no KV cache and no template."""
+    import torch
+
+    trained, how = loaded.trained, loaded.decoding
+    encoder: Any = trained.encoder
+    module: Any = trained.loaded.module
+    # A text starts after the end of another, which in most corpora is a line break.
+    start = prompt or ("\n" if "\n" in encoder.characters else encoder.characters[0])
+    ids = encoder.encode([[Segment(start, learn=False)]]).ids.tolist()
+    tokens = torch.tensor([ids], device=trained.device)
+    generator = torch.Generator(trained.device).manual_seed(loaded.seed)
+    decoder = SimpleNamespace(decode=lambda ids, skip_special_tokens: encoder.decode(ids))
+    writer = AnswerWriter(decoder, [], how.stop_sequences, tell, strip=False)
+    begin(prompt, loaded.plain)
+    while not writer.ended and len(writer.ids) < how.max_new_tokens:
+        tokens = module.generate(tokens, 1, how.temperature, how.top_k, generator)
+        writer.take(int(tokens[0, -1]))
+    writer.end()
+    return Sample(prompt=prompt, text=writer.text(), tokens=len(writer.ids), ended=writer.ended)

@@ -20,65 +20,34 @@ if TYPE_CHECKING:
 _ID_LETTERS = string.ascii_letters + string.digits
 CALL_ID = 9
 """Length of a tool call's id: Mistral's templates require nine letters."""
+Calls = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class ParsedAnswer:
-    """An answer split into text and tool calls."""
-
-    text: str | None
-    calls: tuple[dict[str, Any], ...] = ()
-    note: str = ""
-
-
-def parse_answer(finished: Answer, marks: CallMarks | None) -> ParsedAnswer:
-    """The tool calls of an answer and the text before them; invalid calls stay text, with a
-    note."""
+def parse_answer(finished: Answer, marks: CallMarks | None) -> tuple[str | None, Calls]:
+    """The text of an answer before its tool calls, and these; NotACall if they are invalid."""
     if marks is None:
-        return ParsedAnswer(finished.text, note=f"calls are left as text: {UNREADABLE_CALLS}")
-    try:
-        named = calls_in(finished.marked, marks)
-    except NotACall as fault:
-        return ParsedAnswer(finished.text, note=f"calls are left as text: {fault}")
-    if not named:
-        return ParsedAnswer(finished.text)
-    calls = tuple(
+        raise NotACall(UNREADABLE_CALLS)
+    calls = [
         {
             "id": "".join(secrets.choice(_ID_LETTERS) for _ in range(CALL_ID)),
             "type": "function",
             "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
         }
-        for name, arguments in named
-    )
+        for name, arguments in calls_in(finished.marked, marks)
+    ]
+    if not calls:
+        return finished.text, []
     before = finished.marked.partition(marks.opening)[0].strip() if marks.opening else ""
-    return ParsedAnswer(before or None, calls)
+    return before or None, calls
 
 
-class StreamedText:
-    """The streamed text of an answer; what may be a tool call is held back."""
-
-    def __init__(self, marks: CallMarks | None) -> None:
-        self._marks, self._text, self._sent = marks, "", 0
-
-    def more(self, piece: str) -> str:
-        """Add text; returns what can be sent."""
-        self._text += piece
-        text, upto = self._text, len(self._text)
-        if self._marks is not None and self._marks.opening:
-            place = stop_position(text, [self._marks.opening])
-            upto = (
-                place
-                if place is not None
-                else upto - partial_stop_length(text, [self._marks.opening])
-            )
-        elif self._marks is not None and text.lstrip()[:1] in ("", "{", "["):
-            upto = 0  # an answer in JSON is a tool call
-        fresh, self._sent = text[self._sent : upto], max(self._sent, upto)
-        return fresh
-
-    def rest(self, whole: str | None) -> str:
-        """What is left to send of the whole text."""
-        return (whole or "")[self._sent :]
+def length_before_calls(text: str, marks: CallMarks | None) -> int:
+    """How much of the beginning of an answer cannot be a tool call, nor the start of one."""
+    if marks is not None and marks.opening:
+        place = stop_position(text, [marks.opening])
+        return len(text) - partial_stop_length(text, [marks.opening]) if place is None else place
+    # Without a mark an answer in JSON is a tool call.
+    return 0 if marks is not None and text.lstrip()[:1] in ("", "{", "[") else len(text)
 
 
 @dataclass
@@ -95,19 +64,22 @@ class Reply:
     notes: list[str] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: secrets.token_hex(12))
-    _shown: dict[int, StreamedText] = field(default_factory=dict)
+    _texts: dict[int, str] = field(default_factory=dict)
+    """Of a stream: the texts so far, by number."""
+    _sent: dict[int, int] = field(default_factory=dict)
+    """How much of each was sent; what may be a tool call is held back."""
 
     def whole(self, finished: Sequence[Answer]) -> dict[str, Any]:
         """The complete response with all answers."""
         choices = []
         for answer in sorted(finished, key=lambda answer: answer.number):
-            found, reason = self._taken(answer)
+            text, calls, reason = self._taken(answer)
             if self.chat:
-                calls = {"tool_calls": list(found.calls)} if found.calls else {}
-                message = {"role": "assistant", "content": found.text, "refusal": None, **calls}
+                called = {"tool_calls": calls} if calls else {}
+                message = {"role": "assistant", "content": text, "refusal": None, **called}
                 choices.append(self._choice(answer.number, reason, message=message))
             else:
-                choices.append(self._choice(answer.number, reason, text=found.text))
+                choices.append(self._choice(answer.number, reason, text=text))
         return {
             **self._head(chunk=False),
             "choices": choices,
@@ -118,22 +90,24 @@ class Reply:
     def chunks(self, piece: TextPiece | Answer) -> list[dict[str, Any]]:
         """The chunks to stream for a piece of text, or for the end of an answer."""
         number, found = piece.number, []
-        if number not in self._shown:
-            self._shown[number] = StreamedText(self.model.marks if self.offers_tools else None)
+        if number not in self._texts:
+            self._texts[number], self._sent[number] = "", 0
             if self.chat:
                 found.append(self._chunk(number, {"role": "assistant", "content": ""}))
-        shown = self._shown[number]
+        sent = self._sent[number]
         if isinstance(piece, TextPiece):
-            if text := shown.more(piece.text):
-                found.append(self._chunk(number, {"content": text}))
+            text = self._texts[number] = self._texts[number] + piece.text
+            marks = self.model.marks if self.offers_tools else None
+            upto = self._sent[number] = max(sent, length_before_calls(text, marks))
+            if upto > sent:
+                found.append(self._chunk(number, {"content": text[sent:upto]}))
             return found
-        whole, reason = self._taken(piece)
-        rest = "" if whole.calls else shown.rest(whole.text)
-        if rest:
+        whole, calls, reason = self._taken(piece)
+        if calls:
+            numbered = [{"index": place, **call} for place, call in enumerate(calls)]
+            found.append(self._chunk(number, {"tool_calls": numbered}))
+        elif rest := (whole or "")[sent:]:
             found.append(self._chunk(number, {"content": rest}))
-        if whole.calls:
-            calls = [{"index": place, **call} for place, call in enumerate(whole.calls)]
-            found.append(self._chunk(number, {"tool_calls": calls}))
         return [*found, {**self._chunk(number, {}, reason), **self._noted()}]
 
     def last_chunks(self) -> list[dict[str, Any]]:
@@ -150,13 +124,19 @@ class Reply:
             "total_tokens": whole,
         }
 
-    def _taken(self, finished: Answer) -> tuple[ParsedAnswer, str]:
+    def _taken(self, finished: Answer) -> tuple[str | None, Calls, str]:
+        """The text and the calls of an answer, and why it ended; invalid calls stay text, with a
+        note."""
         self.tokens += finished.tokens
-        found = ParsedAnswer(finished.text)
+        self.notes += [finished.note] if finished.note else []
+        text: str | None = finished.text
+        calls: Calls = []
         if self.offers_tools:
-            found = parse_answer(finished, self.model.marks)
-        self.notes += [note for note in (finished.note, found.note) if note]
-        return found, "tool_calls" if found.calls else "stop" if finished.ended else "length"
+            try:
+                text, calls = parse_answer(finished, self.model.marks)
+            except NotACall as fault:
+                self.notes.append(f"calls are left as text: {fault}")
+        return text, calls, "tool_calls" if calls else "stop" if finished.ended else "length"
 
     def _chunk(
         self, number: int, delta: dict[str, Any], reason: str | None = None

@@ -1,4 +1,8 @@
-"""The HTTP endpoint: access checks, limits, and OpenAI's routes."""
+"""The HTTP endpoint: access checks, limits, and OpenAI's routes.
+
+A request has one deadline, and its work ends with it: when the client leaves, when the time is
+over, and when the answer is complete.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,22 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route, Router
+from starlette.types import Message, Receive, Scope, Send
 
 from expert.answer.writer import Answer
 from expert.core.errors import ExpertError
+from expert.core.text import duration
 from expert.jobs.serve.answers import Reply
 from expert.jobs.serve.body import RequestError, read_body
-from expert.jobs.serve.engine import AnswerEngine, PendingAnswers, Stopped
+from expert.jobs.serve.engine import AnswerEngine, PendingAnswers
 from expert.jobs.serve.listen import host_name, is_loopback
 from expert.jobs.serve.requests import ChatRequest, TextRequest, checked
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.types import Message, Receive, Scope, Send
 
 T = TypeVar("T")
 MAX_BODY_BYTES = 2**20
@@ -35,7 +41,7 @@ NOT_LOGGED = ("/health", "/v1/models")
 
 @dataclass
 class LogEntry:
-    """The outcome of a request, for the log."""
+    """A request and its outcome, for the log."""
 
     path: str
     status: int = 0
@@ -44,6 +50,8 @@ class LogEntry:
     tokens: int = 0
     seconds: float = 0.0
     note: str = ""
+    pending: PendingAnswers | None = None
+    streams: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +67,6 @@ class Limits:
 
 
 def _response(refused: RequestError) -> Response:
-    from starlette.responses import JSONResponse
-
     headers = {"retry-after": str(RETRY_SECONDS)} if refused.status in (429, 503) else {}
     if refused.status in (408, 413):
         headers["connection"] = "close"  # the rest of the body is not read
@@ -77,43 +83,34 @@ def _error(refused: RequestError) -> dict[str, Any]:
     return {"error": {"message": str(refused), "type": kind, **about}}
 
 
-def make_app(
-    engine: AnswerEngine,
-    limits: Limits,
-    *,
-    log: Callable[[LogEntry], None] = lambda entry: None,
-    front: Sequence[str] = (),
-) -> RequestGuard:
-    """The endpoint as an ASGI application; `front`: the lines shown at /."""
-    from starlette.responses import PlainTextResponse
-    from starlette.routing import Route, Router
+class Endpoint:
+    """OpenAI's routes as an ASGI application."""
 
-    endpoint = Endpoint(engine, limits)
-
-    async def page(request: Request) -> Response:
-        return PlainTextResponse("\n".join(front))
-
-    routes = [
-        Route("/", page),
-        Route("/health", endpoint.health),
-        Route("/v1/models", endpoint.models),
-        Route("/v1/models/{name}", endpoint.model),
-        Route("/v1/chat/completions", endpoint.chat, methods=["POST"]),
-        Route("/v1/completions", endpoint.complete, methods=["POST"]),
-    ]
-    return RequestGuard(Router(routes, redirect_slashes=False), limits, log)
-
-
-class RequestGuard:
-    """Checks host, origin and token of every request, and reports its outcome."""
-
-    def __init__(self, app: Any, limits: Limits, log: Callable[[LogEntry], None]) -> None:
-        self._app, self._limits, self._log = app, limits, log
+    def __init__(
+        self,
+        engine: AnswerEngine,
+        limits: Limits,
+        *,
+        log: Callable[[LogEntry], None] = lambda entry: None,
+        front: Sequence[str] = (),
+    ) -> None:
+        """`log` gets the outcome of every request; `front`: the lines shown at /."""
+        self._engine, self._limits, self._log, self._front = engine, limits, log, front
+        routes = [
+            Route("/", self._page),
+            Route("/health", self._health),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name}", self._model),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._complete, methods=["POST"]),
+        ]
+        self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         entry = scope["entry"] = LogEntry(f"{scope['method']} {scope['path']}")
+        scope["app"] = self  # makes unknown paths raise
         began = time.monotonic()
 
         async def watched(message: Message) -> None:
@@ -122,36 +119,41 @@ class RequestGuard:
             await send(message)
 
         try:
-            # Beyond the limit of an answer: ends clients that do not read theirs.
-            async with asyncio.timeout(self._limits.answer_seconds + 2 * self._limits.body_seconds):
-                await self._answer(scope, receive, watched, entry)
-        except TimeoutError:
-            entry.note = entry.note or "the client did not read its answer"
-            raise
+            await self._answer_in_time(scope, receive, watched)
+        except RequestError as refused:
+            entry.note = entry.note if refused.status == 500 else str(refused)
+            async with asyncio.timeout(self._limits.body_seconds):  # it may not read its answer
+                if not entry.status:
+                    await _response(refused)(scope, receive, watched)
+                elif entry.streams:  # after the first event, errors are events too
+                    await send({"type": "http.response.body", "body": _event(_error(refused))})
         finally:
+            if entry.pending is not None:
+                entry.pending.cancel()
             entry.seconds = time.monotonic() - began
             if entry.status != 200 or scope["path"] not in NOT_LOGGED:
                 self._log(entry)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, entry: LogEntry) -> None:
-        from starlette.exceptions import HTTPException
-
-        scope["app"] = self._app  # makes unknown paths raise
+    async def _answer_in_time(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; RequestError, whatever else goes wrong."""
+        seconds = self._limits.answer_seconds
         try:
-            self._check(scope)
-            await self._app(scope, receive, send)
-        except RequestError as refused:
-            entry.note = str(refused)
-            await _response(refused)(scope, receive, send)
-        except HTTPException as error:
-            entry.note = f"{entry.path}: {error.detail}"
-            await _response(RequestError(error.status_code, entry.note))(scope, receive, send)
-        except TimeoutError:
+            async with asyncio.timeout(seconds):
+                self._check(scope)
+                await self._router(scope, receive, send)
+        except RequestError:
             raise
+        except TimeoutError:
+            late = f"not answered within {duration(seconds)}"
+            raise RequestError(504, late, code="timeout") from None
+        except HTTPException as error:
+            words = f"{scope['entry'].path}: {error.detail}"
+            raise RequestError(error.status_code, words) from None
+        except ExpertError as fault:  # of the template that cannot write the conversation
+            raise RequestError(400, str(fault), param="messages") from None
         except Exception as error:  # noqa: BLE001 - only this request fails
-            entry.note = f"internal error: {type(error).__name__}: {error}"
-            if not entry.status:
-                await _response(RequestError(500, "an internal error"))(scope, receive, send)
+            scope["entry"].note = f"internal error: {type(error).__name__}: {error}"
+            raise RequestError(500, "an internal error") from None
 
     def _check(self, scope: Scope) -> None:
         def of(name: bytes) -> list[str]:
@@ -171,60 +173,47 @@ class RequestGuard:
             if not hmac.compare_digest(given.encode(), wanted.encode()):
                 raise RequestError(401, "the token is missing or wrong", code="invalid_api_key")
 
+    async def _page(self, request: Request) -> Response:
+        return PlainTextResponse("\n".join(self._front))
 
-class Endpoint:
-    """OpenAI's routes."""
-
-    def __init__(self, engine: AnswerEngine, limits: Limits) -> None:
-        self._engine, self._limits = engine, limits
-
-    async def health(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
+    async def _health(self, request: Request) -> Response:
         engine = self._engine
         status = "failed" if engine.failed else "ok"
         state = {"status": status, "running": engine.running, "waiting": engine.waiting}
         return JSONResponse({**state, "tokens": engine.tokens}, 503 if engine.failed else 200)
 
-    async def models(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
+    async def _models(self, request: Request) -> Response:
         data = [model.entry() for model in self._engine.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
-    async def model(self, request: Request) -> Response:
-        from starlette.responses import JSONResponse
+    async def _model(self, request: Request) -> Response:
+        return JSONResponse(self._engine.model(request.path_params["name"]).entry())
 
-        model = self._engine.models.get(request.path_params["name"])
-        if model is None:
-            raise RequestError(404, "there is no such model", param="model", code="model_not_found")
-        return JSONResponse(model.entry())
-
-    async def chat(self, request: Request) -> Response:
+    async def _chat(self, request: Request) -> Response:
         return await self._reply(request, ChatRequest)
 
-    async def complete(self, request: Request) -> Response:
+    async def _complete(self, request: Request) -> Response:
         return await self._reply(request, TextRequest)
 
     async def _reply(
         self, request: Request, kind: type[ChatRequest] | type[TextRequest]
     ) -> Response:
-        from starlette.responses import JSONResponse, StreamingResponse
-
         entry: LogEntry = request.scope["entry"]
         limits = self._limits
         body = await read_body(request, most=limits.body_bytes, seconds=limits.body_seconds)
         wanted = checked(kind, body)
-        entry.model = wanted.model
+        entry.model, entry.streams = wanted.model, wanted.stream
         question = wanted.question()
-        try:
-            pending = await _while_connected(request, self._engine.ask(question))
-        except RequestError:
-            raise
-        except ExpertError as fault:  # of the template that cannot write it
-            raise RequestError(400, str(fault), param="messages") from None
+
+        async def asked() -> tuple[PendingAnswers, list[Answer]]:
+            pending = entry.pending = await self._engine.ask(question)
+            if wanted.stream:
+                return pending, []
+            return pending, [piece async for piece in pending.pieces() if isinstance(piece, Answer)]
+
+        pending, finished = await _while_connected(request, asked())
         reply = Reply(
-            self._engine.models[question.model],
+            self._engine.model(question.model),
             pending.prompt_tokens,
             chat=isinstance(wanted, ChatRequest),
             offers_tools=bool(question.tools),
@@ -232,43 +221,24 @@ class Endpoint:
         )
         entry.prompt_tokens = pending.prompt_tokens
         if wanted.stream:
-            events = self._events(pending, reply, entry)
+            events = _events(pending, reply, entry)
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
             return StreamingResponse(events, 200, headers, "text/event-stream")
-
-        async def whole() -> list[Answer]:
-            pieces = pending.pieces(limits.answer_seconds)
-            return [piece async for piece in pieces if isinstance(piece, Answer)]
-
-        try:
-            response = reply.whole(await _while_connected(request, whole()))
-        finally:
-            pending.cancel()
+        response = reply.whole(finished)
         entry.tokens, entry.note = reply.tokens, "; ".join(reply.notes)
         return JSONResponse(response)
 
-    async def _events(
-        self, pending: PendingAnswers, reply: Reply, entry: LogEntry
-    ) -> AsyncIterator[str]:
-        """Server-sent events; an error after the first one is an event, too."""
-        ended = False
-        try:
-            async for piece in pending.pieces(self._limits.answer_seconds):
-                for chunk in reply.chunks(piece):
-                    yield _event(chunk)
-            for chunk in reply.last_chunks():
-                yield _event(chunk)
-            ended = True
-            yield "data: [DONE]\n\n"
-        except Stopped as fault:
-            ended = True
-            entry.note = str(fault)
-            yield _event(_error(fault))
-        finally:
-            pending.cancel()
-            entry.tokens = reply.tokens
-            left = "" if ended else "the client left"
-            entry.note = entry.note or "; ".join(reply.notes) or left
+
+async def _events(pending: PendingAnswers, reply: Reply, entry: LogEntry) -> AsyncIterator[bytes]:
+    """The answers as server-sent events."""
+    entry.note = "the client left"  # unless this gets to its end
+    async for piece in pending.pieces():
+        for chunk in reply.chunks(piece):
+            yield _event(chunk)
+    for chunk in reply.last_chunks():
+        yield _event(chunk)
+    entry.tokens, entry.note = reply.tokens, "; ".join(reply.notes)
+    yield b"data: [DONE]\n\n"
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -289,5 +259,5 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         leaving.cancel()
 
 
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
+def _event(data: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(data)}\n\n".encode()

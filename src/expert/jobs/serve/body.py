@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
 
+DROPPED_TIMES = 32
+
+
 class RequestError(ExpertError):
     """A request that ends with an error, with what OpenAI's errors say of it."""
 
@@ -25,23 +28,32 @@ class RequestError(ExpertError):
 
 
 async def read_body(request: Request, *, most: int, seconds: float) -> dict[str, Any]:
-    """The JSON object of a request, a content type that pages of other sites cannot send."""
+    """The JSON object of a request, a content type that pages of other sites cannot send.
+
+    A body that is too large is received and dropped up to DROPPED_TIMES as much: a client that is
+    still sending when the connection is closed sees a reset, not the answer.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestError(415, "the Content-Type must be application/json")
-    body, too_large = bytearray(), RequestError(413, f"the body is larger than {gib(most)}")
+    body, size = bytearray(), 0
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length[:20]) > most:
-        raise too_large
+    announced = int(length[:20]) if length.isdigit() else 0
     try:
         async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    raise too_large
+            if announced <= DROPPED_TIMES * most:
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size <= most:
+                        body += chunk
+                    elif size > DROPPED_TIMES * most:
+                        break
     except TimeoutError:
-        within = duration(seconds)
-        raise RequestError(408, f"the body was not sent within {within}") from None
+        if size <= most:
+            within = duration(seconds)
+            raise RequestError(408, f"the body was not sent within {within}") from None
+    if max(size, announced) > most:
+        raise RequestError(413, f"the body is larger than {gib(most)}")
     return _read_json(bytes(body))
 
 

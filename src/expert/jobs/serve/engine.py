@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.writer import Answer
-from expert.core.text import counted, duration
+from expert.core.text import counted
 from expert.data.records import Turn
 from expert.jobs.sample.sample import prompt_text
 from expert.jobs.serve.body import RequestError
@@ -33,15 +33,6 @@ QUEUE = 256
 """Largest number of queued answers."""
 LARGEST_SEED = 2**43
 """Seeds are taken modulo this: generators are seeded with about a million times a seed."""
-PROMPT_SECONDS = 10.0
-"""For a template to write the prompt of a request."""
-
-
-class Stopped(RequestError):
-    """The engine failed or is shutting down, or an answer took too long."""
-
-    def __init__(self, message: str, status: int = 503, code: str | None = None) -> None:
-        super().__init__(status, message, code=code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,33 +67,31 @@ class TextPiece:
 class PendingAnswers:
     """A question being answered, and its pieces of text."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self) -> None:
         self.rows: list[AnswerRow] = []
-        self._queue: asyncio.Queue[TextPiece | Answer | Stopped] = asyncio.Queue()
-        self._loop = loop
+        self._queue: asyncio.Queue[TextPiece | Answer | RequestError] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.rows[0].prompt)
 
-    def put(self, piece: TextPiece | Answer | Stopped) -> None:
+    def put(self, piece: TextPiece | Answer | RequestError) -> None:
         """Called from the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._queue.put_nowait, piece)
 
-    async def pieces(self, seconds: float | None = None) -> AsyncIterator[TextPiece | Answer]:
-        """Text as it is generated, if requested, and the end of each answer; Stopped if one failed,
-        or took longer than `seconds`."""
+    def end(self, number: int, failed: str) -> None:
+        """Called from the engine's thread when an answer has ended, or failed for this reason."""
+        self.put(RequestError(503, failed) if failed else self.rows[number].answer())
+
+    async def pieces(self) -> AsyncIterator[TextPiece | Answer]:
+        """Text as it is generated, if requested, and the end of each answer; RequestError if one
+        failed."""
         left = len(self.rows)
-        until = None if seconds is None else self._loop.time() + seconds
         while left:
-            try:
-                async with asyncio.timeout_at(until):
-                    piece = await self._queue.get()
-            except TimeoutError:
-                late = f"not answered within {duration(seconds or 0)}"
-                raise Stopped(late, 504, "timeout") from None
-            if isinstance(piece, Stopped):
+            piece = await self._queue.get()
+            if isinstance(piece, RequestError):
                 raise piece
             left -= isinstance(piece, Answer)
             yield piece
@@ -162,15 +151,17 @@ class AnswerEngine:
         """Largest number of running and queued answers."""
         return self._queue + sum(each.most for each in self._schedulers.values())
 
+    def model(self, name: str) -> ServedModel:
+        if name not in self.models:
+            known = f"there is no model {name!r}  (models: {', '.join(self.models)})"
+            raise RequestError(404, known, param="model", code="model_not_found")
+        return self.models[name]
+
     async def ask(self, question: Question) -> PendingAnswers:
         """Put a question into the queue; RequestError if it is refused."""
-        model = self.models.get(question.model)
-        if model is None:
-            known = f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
-            raise RequestError(404, known, param="model", code="model_not_found")
+        model, pending = self.model(question.model), PendingAnswers()
         self._check_capacity(question.count)
-        pending = PendingAnswers(asyncio.get_running_loop())
-        pending.rows = await _in_worker(lambda: _rows(model, question, pending))
+        pending.rows = await _in_thread(lambda: _rows(model, question, pending))
         with self._wake:
             self._check_capacity(question.count)
             self._inbox.extend((model.name, row) for row in pending.rows)
@@ -195,7 +186,7 @@ class AnswerEngine:
 
     def _check_capacity(self, count: int) -> None:
         if self._refusal_reason:
-            raise Stopped(self._refusal_reason)
+            raise RequestError(503, self._refusal_reason)
         if self.waiting + count > self._queue:
             full = f"the queue is full: {counted(self.waiting, 'answer')} waiting; try again later"
             raise RequestError(429, full, code="rate_limit_exceeded")
@@ -281,26 +272,24 @@ def _release(scheduler: Scheduler) -> None:
 # --- a question in tokens -------------------------------------------------------------------------
 
 
-async def _in_worker(work: Callable[[], list[AnswerRow]]) -> list[AnswerRow]:
+async def _in_thread(work: Callable[[], list[AnswerRow]]) -> list[AnswerRow]:
     """The result of `work`, done in a thread of its own. A template is code of a model's author: if
-    it takes longer than PROMPT_SECONDS, or the client leaves, an exception ends the thread."""
+    the result is not wanted any more, an exception ends the thread."""
     result: Future[list[AnswerRow]] = Future()
     result.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             result.set_result(work())
+        except SystemExit:
+            pass  # nobody waits for it
         except Exception as error:  # noqa: BLE001 - raised where the result is awaited
             result.set_exception(error)
 
     thread = threading.Thread(target=run, name="prompt", daemon=True)
     thread.start()
     try:
-        async with asyncio.timeout(PROMPT_SECONDS):
-            return await asyncio.wrap_future(result)
-    except TimeoutError:
-        late = f"the template did not write the prompt within {duration(PROMPT_SECONDS)}"
-        raise RequestError(400, late, param="messages") from None
+        return await asyncio.wrap_future(result)
     finally:
         if not result.done():
             thread_id = ctypes.c_ulong(thread.ident or 0)
@@ -315,32 +304,29 @@ def _rows(model: ServedModel, question: Question, pending: PendingAnswers) -> li
         text = prompt_text(model.template, question.text, plain=True)
     else:
         text = model.template.prompt(question.turns, question.tools)
-    how = replace(model.decoding, **question.decoding)
     seed = secrets.randbelow(2**31) if question.seed is None else question.seed % LARGEST_SEED
-    rows: list[AnswerRow] = []
 
-    def end(number: int) -> Callable[[str], None]:
-        return lambda failed: pending.put(Stopped(failed) if failed else rows[number].answer())
+    def row(number: int) -> AnswerRow:
+        def tell(piece: str) -> None:
+            pending.put(TextPiece(piece, number))
 
-    for number in range(question.count):
-        tell = (
-            (lambda piece, n=number: pending.put(TextPiece(piece, n))) if question.streams else None
+        return answer_row(
+            model.answer_model,
+            text,
+            replace(model.decoding, **question.decoding),
+            seed=seed,
+            number=number,
+            plain=question.text is not None,
+            special=bool(question.tools),
+            stop=question.stop,
+            tell=(lambda piece: pending.put(TextPiece(piece, number)))
+            if question.streams
+            else None,
+            end=lambda failed: pending.end(number, failed),
         )
-        try:
-            row = answer_row(
-                model.answer_model,
-                text,
-                how,
-                seed=seed,
-                number=number,
-                plain=question.text is not None,
-                special=bool(question.tools),
-                stop=question.stop,
-                tell=tell,
-                end=end(number),
-            )
-        except PromptTooLong as error:
-            code = "context_length_exceeded" if text else None
-            raise RequestError(400, str(error), param="messages", code=code) from None
-        rows.append(row)
-    return rows
+
+    try:
+        return [row(number) for number in range(question.count)]
+    except PromptTooLong as error:
+        code = "context_length_exceeded" if text else None
+        raise RequestError(400, str(error), param="messages", code=code) from None

@@ -46,7 +46,6 @@ class ServedSource:
     state: str
     load: Callable[..., Trained]
     notes: tuple[str, ...] = ()
-    has_base: bool = True
 
 
 def is_export(path: Path) -> bool:
@@ -80,10 +79,7 @@ def read_export(path: Path) -> ServedSource:
         decoding=origin.get("decoding") or {},
     )  # fmt: skip
     load = partial(_load, path, plan, base.get("weights") or "")
-    has_base = kind != "none"
-    return ServedSource(
-        name=plan.expert, path=path, plan=plan, state=EXPORT, load=load, has_base=has_base
-    )
+    return ServedSource(name=plan.expert, path=path, plan=plan, state=EXPORT, load=load)
 
 
 def _partly(kind: Any, **values: Any) -> Any:

@@ -16,11 +16,14 @@ from expert.core.files import read_bytes
 from expert.core.publish import DONE
 from expert.core.text import visible
 from expert.data.examples.tools import tool_names
-from expert.jobs.serve.exports import ServedSource, is_export, read_export
+from expert.data.template.templates import Template
+from expert.jobs.serve.exports import EXPORT, ServedSource, is_export, read_export
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.validate.test_sets import call_marks
+from expert.judging.oracles.calls import CallMarks
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.run_plan import RunPlan
 from expert.run.stored.choose_checkpoint import BASE, choose
 from expert.run.stored.load import (
     Trained,
@@ -37,9 +40,6 @@ if TYPE_CHECKING:
     import torch
 
     from expert.answer.steps import AnswerModel
-    from expert.data.template.templates import Template
-    from expert.judging.oracles.calls import CallMarks
-    from expert.planning.run_plan import RunPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 
@@ -81,46 +81,44 @@ def load_models(
     import torch
 
     sources = [_source(place, checkpoint) for place in places]
-    names = [source.name for source in sources]
+    wanted = [*sources, *(_bases(sources) if with_base else [])]
+    names = [source.name for source in wanted]
     for name in names:
         if names.count(name) > 1:
             raise CannotServe(f"two experts would be called {name}  (name them: NAME=FOLDER)")
     on = pick_device(device)
     loaded: list[ServedModel] = []
     bases: dict[str, Trained] = {}
-
-    def load(source: ServedSource, load_it: Callable[..., Trained], *, share: bool) -> Trained:
-        """Load a model; if another with its base is loaded, with the layers of that."""
+    for source in wanted:
+        loading(f"loading {source.plan.model.name} and {source.state} of {source.path}")
         plan, key = source.plan, _base_of(source.plan)
-        shared = bases.get(key) if share else None
+        shares = source.state == BASE or plan.adapter.type in ADAPTERS
+        shared = bases.get(key) if shares else None
         # It is read on the CPU if its base is on the GPU already, unless its weights would differ
         # there. Fused blocks have weights of their own: they cannot use those of another expert.
         alike = plan.model.quantization == "none" and plan.kernels.precision != "fp16"
         place = torch.device("cpu") if shared is not None and alike else on
-        trained = load_it(device=place, fused=shared is None)
+        trained = source.load(device=place, fused=shared is None)
         if shared is not None:
-            return _on_base(trained, shared, on)
-        if plan.adapter.type != "full":
+            trained = _on_base(trained, shared, on)
+        elif plan.adapter.type != "full":
             bases[key] = trained
-        return trained
+        loaded.append(_model(source, trained))
+    return loaded
 
-    for source in sources:
-        loading(f"loading {source.plan.model.name} and {source.state} of {source.path}")
-        trained = load(source, source.load, share=source.plan.adapter.type in ADAPTERS)
-        loaded.append(_model(source.name, source, trained, source.notes))
-    if not with_base:
-        return loaded
+
+def _bases(sources: Sequence[ServedSource]) -> list[ServedSource]:
+    """The bases of some experts, each once."""
+    found = []
     for number, source in enumerate({_base_of(one.plan): one for one in sources}.values(), 1):
-        name = BASE if number == 1 else f"{BASE}-{number}"
-        if not source.has_base:
+        if source.state == EXPORT and source.plan.adapter.type == "none":
             raise CannotServe(
                 f"--with-base: {source.path} is merged and has no base  (leave --with-base out)"
             )
-        if name in names:
-            raise CannotServe(f"--with-base: an expert is called {name}  (name it: NAME=FOLDER)")
-        trained = load(source, partial(load_base, source.plan), share=True)
-        loaded.append(_model(name, source, trained, ()))
-    return loaded
+        name = BASE if number == 1 else f"{BASE}-{number}"
+        load = partial(load_base, source.plan)
+        found.append(replace(source, name=name, state=BASE, load=load, notes=()))
+    return found
 
 
 def _source(place: str, checkpoint: str | None) -> ServedSource:
@@ -206,7 +204,7 @@ def _base_layers(model: Any) -> dict[str, tuple[str, Any]]:
     }
 
 
-def _model(name: str, source: ServedSource, trained: Trained, notes: Sequence[str]) -> ServedModel:
+def _model(source: ServedSource, trained: Trained) -> ServedModel:
     from expert.answer.steps import AnswerModel
 
     template = trained.template
@@ -215,9 +213,9 @@ def _model(name: str, source: ServedSource, trained: Trained, notes: Sequence[st
     if not (answer_model := AnswerModel(trained, remarks.append)).fixed:
         remarks.append("sliding-window layers: only requests that come together share a batch")
     hashes = trained.choice.path / DONE  # of all files; a base has none
-    weights = read_bytes(hashes) if hashes.is_file() else name.encode()
+    weights = read_bytes(hashes) if hashes.is_file() else source.name.encode()
     return ServedModel(
-        name=name,
+        name=source.name,
         run=source.path,
         checkpoint=trained.choice.name,
         trained=trained,
@@ -225,6 +223,6 @@ def _model(name: str, source: ServedSource, trained: Trained, notes: Sequence[st
         template=template,
         decoding=decoding,
         marks=call_marks(template),
-        notes=(*notes, *remarks),
+        notes=(*source.notes, *remarks),
         fingerprint=f"fp_{hashlib.sha256(weights).hexdigest()[:12]}",
     )

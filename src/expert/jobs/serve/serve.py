@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.core.text import duration, visible
-from expert.jobs.serve.app import ANSWER_SECONDS, Limits, LogEntry, make_app
+from expert.jobs.serve.app import ANSWER_SECONDS, Endpoint, Limits, LogEntry
 from expert.jobs.serve.engine import QUEUE, AnswerEngine
 from expert.jobs.serve.exports import EXPORT
 from expert.jobs.serve.listen import (
@@ -19,7 +19,6 @@ from expert.jobs.serve.listen import (
     is_loopback,
     listening_socket,
     make_server,
-    refuse_without_packages,
 )
 from expert.jobs.serve.models import load_models
 
@@ -103,7 +102,6 @@ def serving(
     `which`: arguments of `load_models`. `log` is called for every request, `note` for problems,
     from another thread.
     """
-    refuse_without_packages()
     token, made = _token(environment.get(TOKEN, ""), host)
     listening = listening_socket(host, port)
     try:
@@ -114,7 +112,7 @@ def serving(
         raise
     limits = Limits(token=token, loopback=is_loopback(host), answer_seconds=seconds)
     front: list[str] = []
-    app = make_app(engine, limits, log=log, front=front)
+    app = Endpoint(engine, limits, log=log, front=front)
     prepared = Serving(
         address=address_of(listening),
         engine=engine,
