@@ -265,9 +265,14 @@ def _sealed(text: str) -> bytes:
     return raw + b', "crc32": "%08x"}\n' % zlib.crc32(raw)
 
 
+def is_as_written(line: bytes) -> bool:
+    """Whether a line is an event that ends with the checksum of its text."""
+    return _SEAL.search(line) is not None and parse_event(line) is not None
+
+
 def parse_event(line: bytes) -> Event | None:
     """Parse a line; None if it is not an event, its checksum does not match, or a field has the
-    wrong type: all readers rely on the types in `_FIELDS`. Earlier versions wrote no checksum."""
+    wrong type: all readers rely on the types in `_FIELDS`. A line without a checksum is read."""
     sealed = _SEAL.search(line)
     if sealed:
         if int(sealed[1], 16) != zlib.crc32(line[: sealed.start()]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from expert.core.errors import ExpertError
+from expert.core.events import is_as_written
 from expert.core.files import open_regular
 from expert.core.hashed import SUFFIX, file_integrity, hash_file
 from expert.core.publish import DONE, faults
@@ -122,21 +122,14 @@ def _file(path: Path) -> VerifiedPlace:
 
 
 def _events(path: Path) -> VerifiedPlace:
-    """Events have no hash, as they grow; but each line is JSON. A kill may truncate the last
-    one."""
+    """Events have no hash, as they grow; but each line ends with its checksum. A kill may truncate
+    the last one."""
     with open_regular(path) as stream:
-        lines = [(number, line) for number, line in enumerate(stream, 1) if not _is_json(line)]
+        lines = [(number, line) for number, line in enumerate(stream, 1) if not is_as_written(line)]
     if lines and not lines[-1][1].endswith(b"\n"):
         lines.pop()
-    wrong = tuple(f"line {number} is not JSON" for number, _ in lines)
+    wrong = tuple(f"line {number} does not match its checksum" for number, _ in lines)
     return _checked(path, wrong, "reports and watch leave such lines out")
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _checked(path: Path, found: tuple[str, ...], advice: str) -> VerifiedPlace:
