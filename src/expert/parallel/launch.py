@@ -6,6 +6,7 @@ Imports no torch: the command line uses it before anything is loaded.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import signal
@@ -33,6 +34,7 @@ FOLLOWED = "EXPERT_FOLLOWED_PROCESS"
 """Set for a child process that must not outlive its parent: the parent's process id."""
 FAILURE_FILE = "ranks/failure.json"
 """In a run folder: why all ranks had to end, for those that are started again."""
+PR_SET_PDEATHSIG = 1
 END_SECONDS = 25.0
 """How long a process may save after its parent has died."""
 
@@ -178,6 +180,7 @@ def stop_with_parent(env: Mapping[str, str] = os.environ) -> None:
         pid = os.getppid()
     else:
         return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # a stopped process could not end
 
     def follow() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -138,8 +139,9 @@ def test_a_signal_to_the_launcher_reaches_every_rank_and_is_its_exit_code(tmp_pa
     assert are_gone(pids)
 
 
-def test_ranks_do_not_outlive_a_launcher_that_was_killed(tmp_path):
+def test_ranks_do_not_outlive_a_launcher_that_was_killed_not_even_a_stopped_one(tmp_path):
     process, pids = started(tmp_path)
+    os.kill(pids[0], signal.SIGSTOP)
     process.kill()
     process.wait(60)
     until(lambda: are_gone(pids), 30)
