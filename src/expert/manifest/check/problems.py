@@ -25,7 +25,7 @@ from expert.manifest.migrate.aliases import (
 from expert.manifest.notices import Notice
 from expert.manifest.schema.expectations import expected, resolve, schema, schema_at
 from expert.manifest.schema.types import MAX_NUMBER
-from expert.manifest.text.item import Item, is_comment, join, shown
+from expert.manifest.text.item import Item, join, shown
 
 Steps = tuple[str | int, ...]
 _KINDS = {int: "a whole number", float: "a number", str: "text"}
@@ -47,7 +47,7 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[Steps, Problem]:
     item = root
     place: Steps = ()
     for step in detail["loc"]:  # its steps may also name branches of a union
-        below = item.below(step)
+        below = item.get(step)
         if below is not None:
             item, place = below, (*place, step)
     last = detail["loc"][-1]
@@ -187,8 +187,6 @@ def _unknown(item: Item, node: Mapping[str, Any]) -> Iterator[tuple[Item, str, M
     objects = [choice for choice in choices if choice.get("type") == "object"]
     extra = objects[0].get("additionalProperties") if objects else None
     for key, entry in item.fields().items():
-        if is_comment(key):
-            continue
         if section is not None and key in section["properties"]:
             yield from _unknown(entry, section["properties"][key])
         elif section is not None:

@@ -133,8 +133,8 @@ def _overlay(base: dict[str, Item], layer: dict[str, Item]) -> None:
         if present is not None and isinstance(item.value, dict) and isinstance(present.value, dict):
             _overlay(present.value, item.value)
         elif key == "base_models" and present is not None and present.value:
-            first = present.below(0)
-            layered = item.below(0)
+            first = present.get(0)
+            layered = item.get(0)
             if first is not None and layered is not None:
                 _overlay(first.fields(), layered.fields())
         else:
@@ -142,5 +142,5 @@ def _overlay(base: dict[str, Item], layer: dict[str, Item]) -> None:
             if key == "betas" and present is not None and isinstance(item.value, list):
                 # --set adam_beta2 keeps the first beta of the file
                 for position, entry in enumerate(item.value):
-                    from_file = present.below(position)
+                    from_file = present.get(position)
                     item.value[position] = entry if entry.from_command_line else from_file or entry

@@ -42,33 +42,26 @@ class Item:
         """The entries of a list; [] for other values."""
         return self.value if isinstance(self.value, list) else []
 
-    def get(self, *keys: str) -> Item | None:
-        """The item at a path of keys, or None."""
+    def get(self, *steps: str | int) -> Item | None:
+        """The item at a path of keys and positions, or None."""
         item: Item | None = self
-        for key in keys:
-            item = item.fields().get(key) if item else None
+        for step in steps:
+            if item is None:
+                return None
+            entries = item.entries()
+            if isinstance(step, int):
+                item = entries[step] if step < len(entries) else None
+            else:
+                item = item.fields().get(step)
         return item
 
-    def plain(self, *, comments: bool = False) -> Any:
-        """Python data, without comment keys unless `comments`."""
+    def plain(self) -> Any:
+        """The value as Python data."""
         if isinstance(self.value, dict):
-            pairs = self.value.items()
-            return {
-                k: v.plain(comments=comments) for k, v in pairs if comments or not is_comment(k)
-            }
+            return {key: item.plain() for key, item in self.value.items()}
         if isinstance(self.value, list):
-            return [item.plain(comments=comments) for item in self.value]
+            return [item.plain() for item in self.value]
         return self.value
-
-    def below(self, step: str | int) -> Item | None:
-        """The entry of a mapping or list, or None."""
-        if isinstance(step, int):
-            return (
-                self.value[step]
-                if isinstance(self.value, list) and step < len(self.value)
-                else None
-            )
-        return self.fields().get(step)
 
     def walk(self) -> Iterator[Item]:
         """This item and all items below it, in file order."""
@@ -78,8 +71,8 @@ class Item:
 
 
 def is_comment(key: str) -> bool:
-    """Keys that start with an underscore are comments, at any depth."""
-    return key.startswith("_")
+    """Keys that start with an underscore are comments, at any depth; not torchtune's classes."""
+    return key.startswith("_") and key != "_component_"
 
 
 def shown(value: Any) -> str:
@@ -101,13 +94,11 @@ def join(path: str, step: str | int) -> str:
 
 
 def add_entry(entries: dict[str, Item], key: str, item: Item, problems: list[Problem]) -> None:
-    """Put `item` under `key`; a duplicate key is a problem, a duplicate comment gets a number."""
-    if key in entries and not is_comment(key):
+    """Put `item` under `key`; comments are dropped, a duplicate key is a problem."""
+    if is_comment(key):
+        return
+    if key in entries:
         what = f"key appears twice (first on line {entries[key].line})"
         problems.append(Problem(item.path, what, "remove one", item.line))
         return
-    name = key
-    if key in entries:
-        number = 2 if f"{key}_2" not in entries else len(entries) + 1
-        name = f"{key}_{number}"
-    entries[name] = item
+    entries[key] = item
