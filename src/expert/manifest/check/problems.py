@@ -75,13 +75,13 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[Steps, Problem]:
 def _show(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
-    if isinstance(value, dict):
-        return "an object"
     kind = _KINDS.get(type(value))
-    return f"{shown(value)} ({kind})" if kind else shown(value)
+    text = "an object" if isinstance(value, dict) else shown(value)
+    return f"{text} ({kind})" if kind else text
 
 
 def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
+    """What to write instead, where that is clear."""
     words = expected(node)
     if isinstance(got, str):
         return _fix_of_text(got.strip(), node, words)
@@ -89,14 +89,10 @@ def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
         return f"write {'true' if got else 'false'}"
     if isinstance(got, int | float) and "memory size" in words:
         return f'write "{got}GB"'
-    if isinstance(got, bool) and "text" in words:
-        return "put it in quotes; YAML reads yes, no, on and off as true or false"
     if isinstance(got, int | float) and "text" in words:
         return "put it in quotes"
     if isinstance(got, dict) and is_override and words.startswith("text"):
         return "put the value in quotes"
-    if isinstance(got, list) and len(got) == 1 and (list, words) in _FIXES:
-        return "write it without the brackets"
     return _FIXES.get((type(got), words), "")
 
 
@@ -113,9 +109,8 @@ def _fix_of_text(text: str, node: Mapping[str, Any], words: str) -> str:
         return "remove the quotes"
     if words.startswith("a list"):
         return f"write [{text}]" if "," in text else ""
-    if "number" in words and re.fullmatch(r"[-+]?([1-9]\d*|0)?(\.\d*)?([eE]-?\d{1,2})?", text):
-        return "remove the quotes"
-    return "write a plain number" if "number" in words and re.match(r"[-+]?\.?\d", text) else ""
+    is_number = "number" in words and re.match(r"[-+]?\.?\d", text)
+    return "write a plain number, without quotes" if is_number else ""
 
 
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}

@@ -12,7 +12,7 @@ from expert.core.text import visible
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, SCHEDULES, takes
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
-from expert.manifest.text.item import Item, join
+from expert.manifest.text.item import Item
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Findings:
     @cached_property
     def items(self) -> dict[str, Item]:
         """The user's items by their canonical paths."""
-        return dict(_by_path(self.root, ""))
+        return dict(self.root.by_path())
 
     def item(self, path: str) -> Item:
         """The user's item at a canonical path; without a value if there is none."""
@@ -45,13 +45,6 @@ class Findings:
 
     def not_used(self, key: str, text: str) -> None:
         self.report("not used here", f"training.config.{key}", text)
-
-
-def _by_path(item: Item, path: str) -> Iterator[tuple[str, Item]]:
-    yield path, item
-    entries = enumerate(item.value) if isinstance(item.value, list) else item.fields().items()
-    for key, entry in entries:
-        yield from _by_path(entry, join(path, key))
 
 
 def check_rules(manifest: Manifest, root: Item) -> Findings:

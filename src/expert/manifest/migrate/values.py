@@ -61,12 +61,13 @@ MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
 }
 # One name, or several: `q_proj, v_proj`. "auto" and "all-linear" are no names.
 _LAYERS = re.compile(r"(?!auto$)\w[\w.]*(\s*,\s*[\w.]+)*,?")
+# Keys of paths, and names of models, which may be paths.
+_PATHS = re.compile(
+    r"training\.dataset\.((validation_|test_)?path|tasks\..*\.(train|valid|test))"
+    r"|training\.config\.(output_dir|pretokenized_cache)"
+    r"|base_models\[\d+\]\.name|soft_prompts\[\d+\]\.path"
+)
 _ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:")
-_INTERVAL_KEYS = {
-    "eval_steps": ", or evaluation_strategy: epoch",
-    "save_steps": ", or save_strategy: epoch",
-    "logging_steps": "",
-}
 # Names in old schemas that never had a template.
 _TEMPLATES_WITHOUT_TEXT = ("vicuna", "custom")
 REFUSED_METHODS = ("rlhf", "dpo", "orpo", "kto", "distillation")
@@ -94,7 +95,7 @@ def convert_values(work: Migration) -> None:
             work.unused(template, text)
             template.value = "auto"
     dataset = root.get("training", "dataset") or none
-    _portable_paths(root, dataset, config or none)
+    _portable_paths(root)
     share = dataset.get("validation_split")
     if share is not None and type(share.value) in (int, float) and share.plain() > 1:
         # `val_size: 500` counts rows in other trainers.
@@ -107,20 +108,12 @@ def convert_values(work: Migration) -> None:
             work.place(prompt.fields(), "tokens", length, f"soft_prompts[{number}].tokens")
 
 
-def _portable_paths(root: Item, dataset: Item, config: Item) -> None:
+def _portable_paths(root: Item) -> None:
     """Replace backslashes in relative Windows paths; messages show absolute ones as written."""
-    none = Item(None)
-    tasks = (dataset.get("tasks") or none).fields().values()
-    models, prompts = (root.get(key) or none for key in ("base_models", "soft_prompts"))
-    paths = [dataset.get(key) for key in ("path", "validation_path", "test_path")]
-    paths += [config.get(key) for key in ("output_dir", "pretokenized_cache")]
-    paths += [task.get(k) for task in tasks for k in ("train", "valid", "test")]
-    paths += [model.get("name") for model in models.entries()]
-    paths += [prompt.get("path") for prompt in prompts.entries()]
-    for item in paths:
-        path = item.value if item is not None else None
-        if item is not None and isinstance(path, str) and not _ABSOLUTE.match(path):
-            item.value = path.replace("\\", "/")
+    for path, item in root.by_path():
+        is_relative = isinstance(item.value, str) and not _ABSOLUTE.match(item.value)
+        if is_relative and _PATHS.fullmatch(path):
+            item.value = str(item.value).replace("\\", "/")
 
 
 def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any, Any]]) -> None:
@@ -148,13 +141,13 @@ def _convert_config(work: Migration, config: Entries) -> None:
     elif isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
         targets.value = [with_value(targets, name) for name in names]
-    for key, instead in _INTERVAL_KEYS.items():
+    for key in ("eval_steps", "save_steps", "logging_steps"):
         item = config.get(key, Item(None))
         if isinstance(item.value, float) and 0 < item.value < 1:
             # `save_steps: 0.2` is a share of all steps in Transformers; these are not known yet.
             del config[key]
             what = f"got {shown(item.value)}, a share of all steps; here it is a number of steps"
-            work.problem(item, what, f"write a whole number{instead}")
+            work.problem(item, what, "write a whole number")
     _convert_trackers(work, config)
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
     steps, ratio = (config.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))

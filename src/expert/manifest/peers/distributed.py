@@ -49,7 +49,7 @@ def _fsdp(work: Migration, zone: Entries, item: Item) -> None:
 def _fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
     """Convert `fsdp_config`; its keys may start with `fsdp_`. Without an `fsdp` key it means FSDP;
     with one, even empty, that decides."""
-    if not isinstance(item.value, dict):
+    if not isinstance(item.value, dict) and item.value != "":
         work.refuse(item, "an object")
     entries = {f"fsdp_{key.removeprefix('fsdp_')}": entry for key, entry in item.fields().items()}
     is_told = {"fsdp", "distributed"} & zone.keys() or "fsdp_sharding_strategy" in entries

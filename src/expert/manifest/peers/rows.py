@@ -52,13 +52,16 @@ def put_rows(work: Migration, item: Item, sets: Sequence[Entries]) -> None:
     tasks: Entries = {}
     for keys in sets:
         path = keys.get("path", Item(None))
-        name = title = title_of(str(path.value or ""))
-        others, first = ({**each, "path": Item(None)} for each in (keys, sets[0]))
-        if Item(others).plain() != Item(first).plain():
-            what = f"{title} and {next(iter(tasks))} have different columns or formats"
+        if path.value is None:
+            continue
+        others, first = (Item({**each, "path": path}).plain() for each in (keys, sets[0]))
+        title = name = title_of(str(path.value))
+        if others != first:
+            what = f"{title} and the first data set have different columns or formats"
             work.problem(path, what, "rename the columns in one of the files")
+        number = 2
         while name in tasks:  # a set listed twice is two tasks
-            name = f"{title}-{int(name.removeprefix(f'{title}-').removeprefix(title) or 1) + 1}"
+            name, number = f"{title}-{number}", number + 1
         tasks[name] = with_value(path, {"train": path})
     for key, entry in sets[0].items():
         if key == "field_mapping":

@@ -66,16 +66,17 @@ not used: code runs only with --allow-remote-code
 not used: it belongs to preference training
     rl_* kto_* dpo_* orpo_* ppo_* grpo_* pref_* simpo_* reward_* center_rewards_* ref_model* trl_*
 refused unless false, 0, 0.0: it is not supported
-    label_smoothing_factor tokens new_special_tokens add_special_tokens add_tokens
-    new_special_tokens_config resize_vocab sample_packing_sequentially curriculum_sampling
-    disable_shuffling qat layers_to_transform lora_layers_to_transform peft_layers_to_transform
-    peft_layers_pattern exclude_modules target_parameters layer_replication peft_layer_replication
-    lora_target_parameters rank_pattern alpha_pattern loraplus_lr_ratio loraplus_lr_embedding
-    neftune_noise_alpha neftune train_from_scratch reinit_weights lr_quadratic_warmup
-    cosine_constant_lr_ratio lr_groups embedding_lr embedding_lr_scale relora relora_*
-    mixture_of_depths use_mod moe_aux_loss_coef use_pose pose_* lisa_* kd_* jagged_restart_*
-    use_llama_pro scaling_softmax reward_model process_reward_model num_labels loftq_config
-    use_loftq pissa_init pissa_*
+    label_smoothing_factor neftune_noise_alpha neftune
+refused: it is not supported
+    tokens new_special_tokens add_special_tokens add_tokens new_special_tokens_config resize_vocab
+    sample_packing_sequentially curriculum_sampling disable_shuffling qat layers_to_transform
+    lora_layers_to_transform peft_layers_to_transform peft_layers_pattern exclude_modules
+    target_parameters layer_replication peft_layer_replication lora_target_parameters rank_pattern
+    alpha_pattern loraplus_lr_ratio loraplus_lr_embedding train_from_scratch reinit_weights
+    lr_quadratic_warmup cosine_constant_lr_ratio lr_groups embedding_lr embedding_lr_scale relora
+    relora_* mixture_of_depths use_mod moe_aux_loss_coef use_pose pose_* lisa_* kd_*
+    jagged_restart_* use_llama_pro scaling_softmax reward_model process_reward_model num_labels
+    loftq_config use_loftq pissa_init pissa_*
 refused unless false, "nll": the loss is the answers' cross-entropy
     loss_type use_dft_loss use_eaft_loss use_asft_loss
 refused unless "keep_start": the end of a long row is cut

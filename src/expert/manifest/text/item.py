@@ -65,9 +65,13 @@ class Item:
 
     def walk(self) -> Iterator[Item]:
         """This item and all items below it, in file order."""
-        yield self
-        for item in [*self.fields().values(), *self.entries()]:
-            yield from item.walk()
+        return (item for _, item in self.by_path())
+
+    def by_path(self, path: str = "") -> Iterator[tuple[str, Item]]:
+        """This item and all items below it, each with its path in this tree."""
+        yield path, self
+        for key, item in [*self.fields().items(), *enumerate(self.entries())]:
+            yield from item.by_path(join(path, key))
 
 
 def is_comment(key: str) -> bool:
