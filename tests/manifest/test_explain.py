@@ -137,7 +137,7 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
             "training.config.wandb_entity",
             "Not used here: trackers read accounts from the environment",
         ),
-        ("loraplus_lr_ratio", "Refused: LoRA+ is not supported"),
+        ("loraplus_lr_ratio", "Refused: it is not supported"),
         ("chat_template", "Read as another key, depending on its value"),
     ],
 )

@@ -63,10 +63,7 @@ def test_a_template_without_text_gives_way_to_the_tokenizers_own(word: str):
     read_back = read_data(_file({}, prompt_template=word))
     assert read_back.manifest.base_models[0].prompt_template == "auto"
     assert read_back.notices[0].kind == "not used here"
-    assert (
-        read_back.notices[0].text
-        == f"there is no {word.lower()} template; the tokenizer's own is used"
-    )
+    assert "the tokenizer's is used" in read_back.notices[0].text
 
 
 @each("method", REFUSED_METHODS)

@@ -118,7 +118,7 @@ _MODELS = "a non-empty list of names or objects"
 _DASH = "write a list: put '- ' before the first key"
 # By what was given and what is expected.
 _FIXES: Mapping[tuple[type, str], str] = {
-    (list, "a name or an object"): "several base models are written as base_models: [a, b]",
+    (list, "a name or an object"): "write one model, or several as base_models: [a, b]",
     (list, "a path or an object"): "several data sets are written under training.dataset.tasks",
     **dict.fromkeys(((dict, _MODELS), (dict, "a list of objects")), _DASH),
     (list, "an object"): "write its keys without dashes",
@@ -199,7 +199,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> tuple[str, bo
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
     meant = _misspelt(key, title, here) if key not in _every_name() else None
     if meant:
-        return _suggestion(meant, is_override), True
+        return f"{_DID_YOU_MEAN} {meant!r}?", True
     near = _MEANT.get(title, {}).get(key)
     names = [*here, *(CONFIG_ALIASES if in_config else ())]
     near = near or closest(key, names, 0.72 if is_closed else 0.85)
@@ -207,12 +207,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> tuple[str, bo
         return f"{_DID_YOU_MEAN} {near!r}?", False
     home = _other_home(key)
     if home:
-        section, dot, name = home.rpartition(".")
-        where = f"under {section}" if dot and not is_override else f"at {home!r}"
-        if section.endswith("[]") and not is_override:
-            where = f"in an entry of {section[:-2]}"
-        as_name = f", as {name!r}" if dot and name != key and not is_override else ""
-        return f"{key!r} belongs {where}{as_name}", False
+        return f"{key!r} belongs at {home!r}", False
     if in_config or key in METADATA_WORDS or not (takes_settings or title == "DatasetSpec"):
         return "", False
     name = key.replace("-", "_")
@@ -220,7 +215,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> tuple[str, bo
     near = near or (closest(name, _LOOSE_NAMES, 0.85) if takes_settings else None)
     if near is None:
         return "", False
-    return _suggestion(canonical_path(near) or near, is_override), False
+    return f"{_DID_YOU_MEAN} {canonical_path(near) or near!r}?", False
 
 
 def _misspelt(key: str, title: str, here: list[str]) -> str | None:
@@ -238,14 +233,6 @@ def _misspelt(key: str, title: str, here: list[str]) -> str | None:
         return near
     near = correct_spelling(key, _LOOSE_KEYS, elsewhere=True)
     return near and (canonical_path(near) or near)
-
-
-def _suggestion(path: str, is_override: bool) -> str:
-    """`did you mean …?`: a path for --set; in a file, the key and its section."""
-    section, dot, key = path.rpartition(".")
-    if is_override or not dot:
-        return f"{_DID_YOU_MEAN} {path!r}?"
-    return f"{_DID_YOU_MEAN} {key!r} under {section}?"
 
 
 _DID_YOU_MEAN = "did you mean"

@@ -105,8 +105,7 @@ class Migration:
             return
         reported = any(n.path == item.path and n.text.startswith(home) for n in self.notices)
         if item.path != home and not is_unset and not reported:
-            off = " (0: no clipping)" if key == "max_grad_norm" and item.value == 0 else ""
-            self.read_as(item, home + off)
+            self.read_as(item, home)
 
     def place_in_dataset(self, key: str, item: Item) -> None:
         self.place(self.dataset, key, item, f"training.dataset.{key}")
@@ -119,18 +118,6 @@ class Migration:
 
     def place_in_model(self, key: str, item: Item) -> None:
         self.place(self.first_base_model, key, item, f"base_models[0].{key}")
-
-    def agree_on(self, key: str, item: Item) -> None:
-        """Set a key of training.config from another section: a value of the manifest must agree,
-        and false sets nothing."""
-        config = self.section("training", "config")
-        present = config.get(key, Item(None))
-        if present.value not in (None, "auto"):
-            if present.plain() != item.plain():
-                self.conflict(item, present)
-        elif item.value is not False and not (key == "batch_size" and "batch_tokens" in config):
-            config[key] = item
-            self.read_as(item, f"training.config.{key}")
 
     def put_default(self, key: str, value: str | float, trainer: str) -> None:
         """Set a key of training.config that another trainer's file leaves to that trainer."""

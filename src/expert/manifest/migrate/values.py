@@ -83,16 +83,14 @@ def convert_values(work: Migration) -> None:
     version = root.get("version")
     if version is not None and type(version.value) in (int, float):
         version.value = str(version.value)  # YAML reads a bare 1.0 as a number
-    config = root.get("training", "config")
-    if config is not None:
-        _convert(work, config.fields(), CONFIG_VALUES)
-        _convert_config(work, config.fields())
+    config = (root.get("training", "config") or none).fields()
+    _convert(work, config, CONFIG_VALUES)
+    _convert_config(work, config)
     for model in (root.get("base_models") or none).entries():
         _convert(work, model.fields(), MODEL_VALUES)
-        template = model.fields().get("prompt_template")
-        if template is not None and template.value in _TEMPLATES_WITHOUT_TEXT:
-            text = f"there is no {template.value} template; the tokenizer's own is used"
-            work.unused(template, text)
+        template = model.get("prompt_template") or none
+        if template.value in _TEMPLATES_WITHOUT_TEXT:
+            work.unused(template, f"no {template.value} template here; the tokenizer's is used")
             template.value = "auto"
     dataset = root.get("training", "dataset") or none
     _portable_paths(root)
@@ -174,28 +172,23 @@ def _convert_config(work: Migration, config: Entries) -> None:
 
 def _convert_trackers(work: Migration, config: Entries) -> None:
     """Drop unsupported trackers of `report_to` with a notice; they do not affect training."""
-    trackers = config.get("trackers")
-    if trackers is None:
-        return
+    trackers = config.get("trackers", Item(None))
     if isinstance(trackers.value, str):
         trackers.value = [with_value(trackers, trackers.value)]
     if trackers.plain() == ["none"]:
         trackers.value = []
-    names = [entry.value for entry in trackers.entries() if isinstance(entry.value, str)]
-    others = [name for name in names if name in OTHER_TRACKERS]
+    listed = trackers.entries()
+    others = [str(each.value) for each in listed if str(each.value) in OTHER_TRACKERS]
     if others and trackers.path.endswith("report_to"):
-        kept = [entry for entry in trackers.entries() if entry.value not in OTHER_TRACKERS]
-        known = ", ".join(str(entry.value) for entry in kept) or "TensorBoard files"
-        text = f"not supported: {', '.join(others)}; {known} and events.jsonl are written"
-        work.unused(trackers, text)
-        trackers.value = kept
-        if not kept:
+        work.unused(trackers, f"not supported: {', '.join(others)}")
+        trackers.value = [each for each in listed if str(each.value) not in others]
+        if not trackers.value:
             del config["trackers"]
 
 
 def _convert_qlora(work: Migration, config: Entries) -> None:
-    adapter = config.get("adapter_type")
-    if adapter is None or adapter.value != "qlora":
+    adapter = config.get("adapter_type", Item(None))
+    if adapter.value != "qlora":
         return
     for model in work.root.get("base_models", Item(None)).entries():
         bits = model.fields().get("quantization")

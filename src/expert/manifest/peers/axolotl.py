@@ -22,17 +22,7 @@ _FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
 _TEXT_TYPES = ("completion", "pretrain", "pretraining")
 _PREFERENCE_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
 _CADENCES = {"evals_per_epoch": "evaluation_strategy", "saves_per_epoch": "save_strategy"}
-# Of an entry of `datasets`; other keys are not used either, but without a reason.
-_NOT_USED = {
-    **dict.fromkeys(("type", "conversation", "chat_template"), "columns and template format rows"),
-    **dict.fromkeys(
-        (
-            *("message_property_mappings", "message_field_role", "message_field_content", "roles"),
-            *("message_field_training", "message_field_training_detail", "field_thinking"),
-        ),
-        "the usual names of roles are read",
-    ),
-}
+# Of an entry of `datasets`: what changes nothing.
 _SILENT = ("shards_idx", "preprocess_shards", "trust_remote_code")
 
 
@@ -145,19 +135,16 @@ def _data_set(work: Migration, entry: Item) -> Entries:
     for item in under.values():
         if item.value and item.value != "{system}":
             work.unused(item, "prompt_template formats the rows")
-    if under or columns.keys() == {"text"}:
+    if isinstance(kind.value, dict) or columns.keys() == {"text"}:
         del fields["type"]
     found |= mapping_of(work, columns)
     _check_training(work, fields)
     found |= {key: fields.pop(key) for key in ("field_mapping", "max_samples") if key in fields}
-    for key in [key for key in fields if key in _NOT_USED]:
-        item = fields.pop(key)
-        if item.value:
-            work.unused(item, _NOT_USED[key])
     report_unused(work, fields)
     for key, item in fields.items():
         if key not in _SILENT and item.value not in (None, False, ""):
-            work.unused(item)
+            reason = "columns and the template format rows" if key == "type" else ""
+            work.unused(item, reason)
     return found
 
 

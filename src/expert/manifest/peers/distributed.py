@@ -89,11 +89,11 @@ def _deepspeed(work: Migration, zone: Entries, item: Item) -> None:
     for key, home in _DEEPSPEED_VALUES.items():
         entry = take(fields, key)
         if entry.value not in (None, "auto"):
-            work.later.append((lambda work, item, home=home: work.agree_on(home, item), entry))
+            work.place(zone, home, entry, f"training.config.{home}")
     for key in ("bf16", "fp16"):
         enabled = take(fields, key).get("enabled") or Item(None)
-        if isinstance(enabled.value, bool):
-            work.later.append((lambda work, item, key=key: work.agree_on(key, item), enabled))
+        if enabled.value is True:
+            work.place(zone, key, enabled, f"training.config.{key}")
     names = [name for name, entry in fields.items() if entry.value != "auto"]
     if names:
         work.unused(item, f"{', '.join(sorted(names))}")

@@ -21,21 +21,15 @@ from expert.manifest.migrate.migration import (
     with_value,
 )
 from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
-from expert.manifest.schema.kinds import PromptTemplate, Tracker
+from expert.manifest.schema.kinds import Tracker
 from expert.manifest.text.item import Item, shown
 
 _MEDIA_TEMPLATE = re.compile(
     r"_vl\b|_vl_|vl$|llava|pixtral|vision|omni|audio|internvl|minicpm_[vo]|paligemma|mllama|glm4v"
     r"|voxtral|idefics|smolvlm|moss_?vl|gemma3n"
 )
-_FAMILIES = (
-    *("llama", "qwen", "gemma", "mistral", "phi", "deepseek", "falcon", "yi", "command"),
-    *("cohere", "granite", "olmo", "glm", "exaone", "smollm", "ministral"),
-)
-# Templates with a name of their own; that of a family means the tokenizer's template.
-_OWN_TEMPLATES = [
-    name for name in get_args(PromptTemplate) if not any(family in name for family in _FAMILIES)
-]
+_OWN_TEMPLATES = ("tokenizer", "alpaca", "chatml")
+"""Those of other names are families of models there: the tokenizer's template is used."""
 # Names of precisions, with the values of bf16 and fp16.
 _FLOATS = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "bf16-mixed"), (True, False)),
@@ -76,14 +70,12 @@ def _template(work: Migration, zone: Entries, item: Item) -> None:
     elif word == "empty":
         fix = "name the column with the whole text: training.dataset.text_field"
         work.problem(item, "empty: rows without a template", fix)
-    elif word.startswith("tokenizer_default") or any(name in word for name in _FAMILIES):
-        work.convert(zone, "prompt_template", "auto", item)
     elif word != "jinja":  # chat_template_jinja is refused
-        work.report("warning", item, f"no {shown(word)} template here; the tokenizer's is used")
+        work.convert(zone, "prompt_template", "auto", item)
 
 
 def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
-    zones = [zone, work.root, work.config.fields() if work.config is not None else {}]
+    zones = [zone, work.root, (work.config or Item(None)).fields()]
     if any(name in section for name in ("bf16", "fp16", *DTYPE_NAMES) for section in zones):
         work.unused(item, "bf16 and fp16 decide")
     else:

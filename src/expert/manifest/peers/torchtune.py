@@ -15,11 +15,6 @@ from expert.manifest.text.item import Item, shown
 _SETS = {
     "alpaca_dataset": "tatsu-lab/alpaca",
     "alpaca_cleaned_dataset": "yahma/alpaca-cleaned",
-    "slimorca_dataset": "Open-Orca/SlimOrca-Dedup",
-    "samsum_dataset": "Samsung/samsum",
-    "grammar_dataset": "liweili/c4_200m",
-    "cnn_dailymail_articles_dataset": "abisee/cnn_dailymail",
-    "wikitext_dataset": "EleutherAI/wikitext_document_level",
 }
 _COLUMNS = {
     **{"input": "instruction", "output": "response", "system": "system", "tools": "tools"},

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from expert.core.errors import Problem
+from expert.core.errors import ManifestError, Problem
 
 MAX_DEPTH = 60
 # The largest real manifest seen has 300 values; 5,000 are read, or refused, in 0.5 s.
@@ -72,6 +72,14 @@ class Item:
         yield path, self
         for key, item in [*self.fields().items(), *enumerate(self.entries())]:
             yield from item.by_path(join(path, key))
+
+
+def refuse_size(source: str, line: int, *, depth: int, items: int) -> None:
+    """Refuse what is nested too deep or has too many values, while it is parsed."""
+    too_deep = f"nested more than {MAX_DEPTH} deep" if depth > MAX_DEPTH else ""
+    too_many = f"more than {MAX_ITEMS:,} values" if items > MAX_ITEMS else ""
+    if what := too_many or too_deep:
+        raise ManifestError(source, [Problem("", what, "this is not a manifest", line)])
 
 
 def is_comment(key: str) -> bool:

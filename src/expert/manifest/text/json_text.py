@@ -10,7 +10,7 @@ from json.decoder import JSONDecodeError
 from typing import NoReturn
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
+from expert.manifest.text.item import Item, add_entry, join, refuse_size
 
 # The standard library's string scanner; typeshed does not list it.
 _scan_string: Callable[[str, int, bool], tuple[str, int]] = getattr(decoder, "scanstring")  # noqa: B009
@@ -61,10 +61,7 @@ class _Parser:
 
     def value(self, at: int, path: str, depth: int) -> Item:
         self.items += 1
-        if self.items > MAX_ITEMS:
-            self.fail(at, f"more than {MAX_ITEMS:,} values", "this is not a manifest")
-        if depth > MAX_DEPTH:
-            self.fail(at, f"nested more than {MAX_DEPTH} deep", "this is not a manifest")
+        refuse_size(self.source, self.line(at), depth=depth, items=self.items)
         item = Item(None, path, self.line(at))
         head = self.text[at : at + 1]
         if head == "{":
@@ -81,8 +78,6 @@ class _Parser:
         entries: dict[str, Item] = {}
         for position in self.entries(at, "}"):
             if self.text[position : position + 1] != '"':
-                if self.text[position : position + 1] == "'":
-                    self.fail(position, "single quotes", 'JSON needs "double quotes"')
                 self.fail(position, 'a key in "double quotes" expected')
             key = self.string(position)
             colon = self.skip(self.position)
