@@ -89,18 +89,13 @@ def test_a_value_knows_its_path_its_line_and_its_kind():
     ("text", "refusal"),
     [
         ('{"a": .5}', "line 1: '.' is not JSON"),
-        ('{"a": +1}', "line 1: '+' is not JSON"),
         ('{"a": 01}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
         ('{"a": ٣}', "line 1: '٣' is not JSON"),
         ('{"a": 1٣}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
-        ('{"a": yes}', "line 1: yes is not JSON  (quote it)"),
         ('{"a": FALSE}', "line 1: FALSE is not JSON  (write false)"),
-        ('{"a": inf}', "line 1: inf is not JSON  (write a number)"),
-        ('{"a', "line 1: broken string: unterminated string starting"),
         ('{"a": "x', "line 1: broken string: unterminated string starting"),
         ("[1, 2", 'line 1: the file ends before the closing "]"  (is it cut off?)'),
         ("[" * 100, "line 1: nested more than 60 deep  (this is not a manifest)"),
-        ("[1," * 6000, "line 1: nested more than 60 deep  (this is not a manifest)"),
         ("[" + "1," * 6000, "line 1: more than 5,000 values  (this is not a manifest)"),
     ],
 )

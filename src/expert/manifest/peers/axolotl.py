@@ -122,7 +122,7 @@ def _data_set(work: Migration, entry: Item) -> Entries:
     fields = dict(entry.value)
     found = _location(work, fields, entry)
     under = fields["type"].fields() if "type" in fields else {}
-    columns = {part: under.pop(key, None) or take(fields, key) for key, part in _COLUMNS.items()}
+    columns = {part: take(under if key in under else fields, key) for key, part in _COLUMNS.items()}
     kind, column = fields.get("type", Item(None)), take(fields, "field")
     word = str(kind.value)
     if word in _TEXT_TYPES:

@@ -70,8 +70,10 @@ class Item:
     def by_path(self, path: str = "") -> Iterator[tuple[str, Item]]:
         """This item and all items below it, each with its path in this tree."""
         yield path, self
-        for key, item in [*self.fields().items(), *enumerate(self.entries())]:
+        for key, item in self.fields().items():
             yield from item.by_path(join(path, key))
+        for number, item in enumerate(self.entries()):
+            yield from item.by_path(join(path, number))
 
 
 def refuse_size(source: str, line: int, *, depth: int, items: int) -> None:
