@@ -41,10 +41,7 @@ def migrate(root: Item, *, is_override: bool = False) -> Migration:
     # Settings such as `device` at the top level belong in training.config.
     for zone in (work.root, work.section("training")):
         _move_loose_keys(work, zone)
-    config = work.section("training", "config")
-    _move_loose_keys(work, config, in_config=True)
-    for key in [name for name in config if name in CONFIG_ALIASES and name not in CONFIG_KEYS]:
-        work.place_in_config(CONFIG_ALIASES[key], config.pop(key))
+    _move_loose_keys(work, work.section("training", "config"))
     # False values last: `load_in_8bit: false` beside `load_in_4bit: true` changes nothing.
     for convert, item in sorted(work.later, key=lambda pair: pair[1].value is False):
         convert(work, item)
@@ -62,11 +59,10 @@ def _move_config(work: Migration) -> None:
         is_missing = not work.section("training").get(section)
         if is_missing and any(is_setting(key) for key in item.fields()):
             del work.root[section]
-            home = work.section("training", section)
             for key, entry in item.fields().items():
                 is_alias = section == "config" and not isinstance(entry.value, dict)
                 name = CONFIG_ALIASES.get(key, key) if is_alias else key
-                work.place(home, name, entry, f"training.{section}.{name}")
+                work.put(f"training.{section}.{name}", entry)
 
 
 def _read_other_trainers(work: Migration) -> None:
@@ -109,7 +105,7 @@ def _move_base_model(work: Migration) -> None:
         work.root["base_models"] = with_value(single, [single])
         adapters = work.root.pop("adapters", None)
         if adapters is not None and "adapters" in single.fields():
-            work.place(single.fields(), "adapters", adapters, "base_models[0].adapters")
+            work.put("base_models[0].adapters", adapters)
         elif adapters is not None:
             single.fields()["adapters"] = adapters
     elif several is not None and isinstance(several.value, list):
@@ -135,7 +131,7 @@ def _move_dataset(work: Migration) -> None:
         target = training.setdefault("dataset", Item({}, item.path, item.line)).fields()
         for name, entry in item.value.items():
             if name in aliases.DATASET_KEYS:
-                work.place(target, name, entry, f"training.dataset.{name}")
+                work.put(f"training.dataset.{name}", entry)
             else:
                 target.setdefault(name, entry)  # metadata, reported later
 
@@ -165,7 +161,7 @@ def _move_model_section(work: Migration) -> None:
         return
     item = work.root.pop("model")
     if isinstance(item.value, str):
-        work.place_in_model("name", item)
+        work.put("base_models[0].name", item)
         return
     if not isinstance(item.value, dict):
         work.refuse(item, "a name or an object", "write base_model: NAME")
@@ -174,7 +170,7 @@ def _move_model_section(work: Migration) -> None:
     names = item.value
     kind = names.pop("name", None) or names.pop("type", None) or names.pop("base_model", None)
     if kind is not None:
-        work.place_in_model("name", kind)
+        work.put("base_models[0].name", kind)
     is_char_model = kind is None or kind.value == CHAR_GPT
     is_char_model &= not {*aliases.MODEL_NAMES} & {*names}
     shape_keys = [key for key in names if key in aliases.SHAPE_ALIASES] if is_char_model else []
@@ -188,26 +184,25 @@ def _move_model_section(work: Migration) -> None:
         work.unused(names.pop("vocab_size"), "the vocabulary is taken from the data")
     _move_loose_keys(work, names)
     for key in [key for key in names if key in BaseModelSpec.model_fields]:
-        work.place_in_model(key, names.pop(key))
+        work.put(f"base_models[0].{key}", names.pop(key))
     known = CharGptShape.model_fields if is_char_model else BaseModelSpec.model_fields
     for entry in names.values():
         work.problem(entry, "unknown key", f"a model has {', '.join(known)}")
 
 
-def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False) -> None:
+def _move_loose_keys(work: Migration, zone: Entries) -> None:
     """Move keys of training.config, the dataset and the model that are outside their section."""
-    at_top = zone is work.root
+    is_config = zone is work.section("training", "config")
     for key in list(zone):
+        home = aliases.canonical_path(key)
         if key in SPECIAL_NAMES:
             work.later.append((SPECIAL[key], zone.pop(key)))
-        elif not in_config and (key in CONFIG_KEYS or key in CONFIG_ALIASES):
-            work.place_in_config(CONFIG_ALIASES.get(key, key), zone.pop(key))
-        elif key in aliases.LOOSE_DATASET_KEYS:
-            work.place_in_dataset(aliases.LOOSE_DATASET_KEYS[key], zone.pop(key))
-        elif key in aliases.LOOSE_CONSTRAINTS and at_top:
-            work.place(work.section("constraints"), key, zone.pop(key), f"constraints.{key}")
-        elif key in aliases.BASE_MODEL_KEYS or (key == "adapters" and at_top):
-            work.place_in_model(key, zone.pop(key))
+        elif home is not None and not (is_config and key in CONFIG_KEYS):
+            work.put(home, zone.pop(key))
+        elif key in aliases.LOOSE_CONSTRAINTS and zone is work.root:
+            work.put(f"constraints.{key}", zone.pop(key))
+        elif key in aliases.BASE_MODEL_KEYS or (key == "adapters" and zone is work.root):
+            work.put(f"base_models[0].{key}", zone.pop(key))
 
 
 def _default_to_char_model(work: Migration) -> None:

@@ -107,17 +107,14 @@ class Migration:
         if item.path != home and not is_unset and not reported:
             self.read_as(item, home)
 
-    def place_in_dataset(self, key: str, item: Item) -> None:
-        self.place(self.dataset, key, item, f"training.dataset.{key}")
-
-    def place_in_config(self, key: str, item: Item) -> None:
-        config = self.section("training", "config")
-        self.place(config, key, item, f"training.config.{key}")
+    def put(self, home: str, item: Item) -> None:
+        """Put a moved value at its canonical path."""
+        section, _, key = home.rpartition(".")
+        in_model = section == "base_models[0]"
+        entries = self.first_base_model if in_model else self.section(*section.split("."))
+        self.place(entries, key, item, home)
         if key == "save_every_epochs" and item.value is not None:
-            config.setdefault("save_strategy", with_value(item, "epoch"))
-
-    def place_in_model(self, key: str, item: Item) -> None:
-        self.place(self.first_base_model, key, item, f"base_models[0].{key}")
+            entries.setdefault("save_strategy", with_value(item, "epoch"))
 
     def put_default(self, key: str, value: str | float, trainer: str) -> None:
         """Set a key of training.config that another trainer's file leaves to that trainer."""

@@ -54,8 +54,7 @@ def read_axolotl(work: Migration) -> None:
     for key in ("exact_deduplication", "dataset_exact_deduplication"):
         item = take(root, key)
         if item.value:
-            checks = work.section("training", "dataset", "validation")
-            work.place(checks, "deduplicate", item, "training.dataset.validation.deduplicate")
+            work.put("training.dataset.validation.deduplicate", item)
 
 
 def _read_rows(work: Migration) -> None:
@@ -71,7 +70,7 @@ def _read_rows(work: Migration) -> None:
     if len(tests) > 1:
         work.problem(tests[0], f"{len(tests)} sets of validation rows", "keep one of them")
     elif tests and (path := _data_set(work, tests[0]).get("path")):
-        work.place_in_dataset("validation_path", path)
+        work.put("training.dataset.validation_path", path)
     item = take(work.root, "pretraining_dataset")
     entries = item.entries() or ([item] if item.value else [])
     if len(entries) > 1:

@@ -102,7 +102,7 @@ def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
 
 def _revision(work: Migration, zone: Entries, item: Item) -> None:
     if item.value != "main":
-        work.later.append((lambda work, item: work.place_in_model("revision", item), item))
+        work.later.append((lambda work, item: work.put("base_models[0].revision", item), item))
 
 
 def _tracker(name: str) -> Rule:
@@ -241,7 +241,7 @@ SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
     **dict.fromkeys(DTYPE_NAMES, _dtype),
     **dict.fromkeys(AMP_NAMES, _amp),
     **dict.fromkeys(LOAD_IN_NAMES, _load_in),
-    **dict.fromkeys(MODEL_NAMES, lambda work, item: work.place_in_model("name", item)),
+    **dict.fromkeys(MODEL_NAMES, lambda work, item: work.put("base_models[0].name", item)),
     **dict.fromkeys(ADAM_BETAS, _adam_beta),
     "use_dora": _use_dora,
 }

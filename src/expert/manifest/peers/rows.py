@@ -67,9 +67,9 @@ def put_rows(work: Migration, item: Item, sets: Sequence[Entries]) -> None:
         if key == "field_mapping":
             work.dataset.setdefault(key, entry)
         elif key != "path" or len(sets) == 1:
-            work.place_in_dataset(key, entry)
+            work.put(f"training.dataset.{key}", entry)
     if len(sets) > 1:
-        work.place_in_dataset("tasks", with_value(item, tasks))
+        work.put("training.dataset.tasks", with_value(item, tasks))
         work.dataset.setdefault("type", with_value(item, "multi_task"))
 
 

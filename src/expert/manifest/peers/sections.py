@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Mapping
 
-from expert.manifest.migrate.aliases import CONFIG_ALIASES
+from expert.manifest.migrate.aliases import canonical_path
 from expert.manifest.migrate.migration import Entries, Migration, as_item, take, with_value
 from expert.manifest.text.item import Item, shown
 
@@ -87,7 +87,7 @@ def _read_class(
 def move_loader_keys(work: Migration, fields: Entries) -> None:
     """Move settings of a run from a dataset section to training.config."""
     for key in [key for key in fields if key in _LOADER_KEYS]:
-        work.place_in_config(CONFIG_ALIASES.get(key, key), fields.pop(key))
+        work.put(canonical_path(key) or "", fields.pop(key))
 
 
 # `batch_size: int = 24` means 24

@@ -145,7 +145,7 @@ def _put_source(work: Migration, key: str, fields: Entries, name: Item) -> None:
         return
     if place.path == name.path or place.value != source.value:
         work.read_as(place, f"training.dataset.{key}: {place.value}")
-    work.place_in_dataset(key, place)
+    work.put(f"training.dataset.{key}", place)
 
 
 def _report_arguments(work: Migration, fields: Entries) -> None:
