@@ -140,8 +140,6 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
         (f"{FACTORY}dataset: a.md\nquantization_bit: 3\n", "got 3, expected 4 or 8"),
         (f"{MINIMAL}chat_template: '{{{{ x }}}} saying'\n", "only the name of a template is read"),
         (MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n", "which is missing"),
-        (f"{MINIMAL}eval_steps: 0.2\n", "a share of all steps"),
-        (f"{MINIMAL}val_size: 500\n", "a number of rows; here it is a share of them"),
         (f"{MINIMAL}dataset_config: en\n", "needs dataset_name, which is missing"),
         (f"{MINIMAL}epochs: int = open('/etc/passwd')\n", "expected a value"),
         (f"{MINIMAL}iters: 9\n", "files of that trainer are not read"),

@@ -27,7 +27,6 @@ _OTHER_FORMS: dict[tuple[str, str], list[Schema]] = {
         {"type": "array", "items": {"const": "none"}, "maxItems": 1},
     ],
     ("TrainingConfig", "early_stopping_patience"): [{"type": "boolean"}],
-    ("BaseModelSpec", "prompt_template"): [{"enum": ["vicuna", "custom"]}],
     ("DatasetSpec", "validation"): [_TEXT],  # a file of rows
     ("Training", "dataset"): [_TEXT],
     ("Manifest", "version"): [{"type": "number"}],

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from expert.manifest.migrate.migration import Entries, Migration, with_value
 from expert.manifest.schema.kinds import Tracker
-from expert.manifest.text.item import Item, shown
+from expert.manifest.text.item import Item
 
 _QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")
 _CADENCE = {"epochs": "epoch", "step": "steps", "none": "no", False: "no"}
@@ -56,7 +56,8 @@ MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
     },
     "prompt_template": {
         **dict.fromkeys(_QWEN, "chatml"),
-        **{"llama2": "llama", "llama3": "tokenizer", "default": "auto"},
+        **{"llama2": "llama", "llama3": "tokenizer"},
+        **dict.fromkeys(("default", "vicuna", "custom"), "auto"),  # the last two never had a text
     },
 }
 # One name, or several: `q_proj, v_proj`. "auto" and "all-linear" are no names.
@@ -68,9 +69,6 @@ _PATHS = re.compile(
     r"|base_models\[\d+\]\.name|soft_prompts\[\d+\]\.path"
 )
 _ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:")
-# Names in old schemas that never had a template.
-_TEMPLATES_WITHOUT_TEXT = ("vicuna", "custom")
-REFUSED_METHODS = ("rlhf", "dpo", "orpo", "kto", "distillation")
 OTHER_TRACKERS = {
     *("wandb", "mlflow", "comet", "comet_ml", "swanlab", "neptune", "clearml", "azure_ml"),
     *("codecarbon", "dagshub", "dvclive", "flyte", "trackio", "all"),
@@ -88,18 +86,7 @@ def convert_values(work: Migration) -> None:
     _convert_config(work, config)
     for model in (root.get("base_models") or none).entries():
         _convert(work, model.fields(), MODEL_VALUES)
-        template = model.get("prompt_template") or none
-        if template.value in _TEMPLATES_WITHOUT_TEXT:
-            work.unused(template, f"no {template.value} template here; the tokenizer's is used")
-            template.value = "auto"
-    dataset = root.get("training", "dataset") or none
     _portable_paths(root)
-    share = dataset.get("validation_split")
-    if share is not None and type(share.value) in (int, float) and share.plain() > 1:
-        # `val_size: 500` counts rows in other trainers.
-        del dataset.fields()["validation_split"]
-        what = f"got {shown(share.value)}, a number of rows; here it is a share of them"
-        work.problem(share, what, "write a share such as 0.05, or name the rows: validation_path")
     for number, prompt in enumerate((root.get("soft_prompts") or none).entries()):
         length = prompt.fields().pop("length", None)
         if length is not None:
@@ -132,20 +119,9 @@ def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any,
 def _convert_config(work: Migration, config: Entries) -> None:
     """Convert values that need more than a table: `q_proj,v_proj` is a list of two."""
     targets = config.get("target_modules", Item(None))
-    if isinstance(targets.value, str) and re.search(r"[\\(\[*+?|^$]", targets.value):
-        del config["target_modules"]
-        fix = "list the names of the layers, such as [q_proj, v_proj], or write all-linear"
-        work.problem(targets, f"{shown(targets.value)} is a regular expression", fix)
-    elif isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
+    if isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
         targets.value = [with_value(targets, name) for name in names]
-    for key in ("eval_steps", "save_steps", "logging_steps"):
-        item = config.get(key, Item(None))
-        if isinstance(item.value, float) and 0 < item.value < 1:
-            # `save_steps: 0.2` is a share of all steps in Transformers; these are not known yet.
-            del config[key]
-            what = f"got {shown(item.value)}, a share of all steps; here it is a number of steps"
-            work.problem(item, what, "write a whole number")
     _convert_trackers(work, config)
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
     steps, ratio = (config.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
@@ -163,11 +139,6 @@ def _convert_config(work: Migration, config: Entries) -> None:
     elif patience.value is False:
         patience.value = None
     _convert_qlora(work, config)
-    method = config.get("method", Item(None))
-    if method.value in REFUSED_METHODS:
-        del config["method"]
-        what = f"{method.value} is not supported: only sft (supervised fine-tuning) is"
-        work.problem(method, what, "use rows with answers and method: sft")
 
 
 def _convert_trackers(work: Migration, config: Entries) -> None:
