@@ -125,7 +125,11 @@ def _data_set(work: Migration, entry: Item) -> Entries:
     kind, column = fields.get("type", Item(None)), take(fields, "field")
     word = str(kind.value)
     if word in _TEXT_TYPES:
-        columns = {"text": column if column.value else with_value(kind, "text")}
+        columns["text"] = column if column.value else with_value(kind, "text")
+    elif column.value:
+        work.unused(column)
+    if word in _TEXT_TYPES or isinstance(kind.value, dict):
+        del fields["type"]
     elif word == "input_output":
         fix = 'use messages; a message with "weight": 0 is not trained on'
         work.problem(kind, "input_output: segments with their own labels", fix)
@@ -134,8 +138,6 @@ def _data_set(work: Migration, entry: Item) -> Entries:
     for item in under.values():
         if item.value and item.value != "{system}":
             work.unused(item, "prompt_template formats the rows")
-    if isinstance(kind.value, dict) or columns.keys() == {"text"}:
-        del fields["type"]
     found |= mapping_of(work, columns)
     _check_training(work, fields)
     found |= {key: fields.pop(key) for key in ("field_mapping", "max_samples") if key in fields}
