@@ -21,6 +21,7 @@ SCALARS = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 )
+WORDS = "write true, false, null, a number, or text in quotes"
 KEYS = st.text().filter(lambda key: not key.startswith("_"))  # those are comments
 TREES = st.recursive(
     SCALARS,
@@ -89,10 +90,13 @@ def test_a_value_knows_its_path_its_line_and_its_kind():
     ("text", "refusal"),
     [
         ('{"a": .5}', "line 1: '.' is not JSON"),
-        ('{"a": 01}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
+        ('{"a": 01}', 'line 1: "," or "}" expected after this value  (a missing comma?)'),
         ('{"a": ٣}', "line 1: '٣' is not JSON"),
-        ('{"a": 1٣}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
-        ('{"a": FALSE}', "line 1: FALSE is not JSON  (write false)"),
+        ('{"a": 1٣}', 'line 1: "," or "}" expected after this value  (a missing comma?)'),
+        (
+            '{"a": FALSE}',
+            "line 1: FALSE is not JSON  (write true, false, null, a number, or text in quotes)",
+        ),
         ('{"a": "x', "line 1: broken string: unterminated string starting"),
         ("[1, 2", 'line 1: the file ends before the closing "]"  (is it cut off?)'),
         ("[" * 100, "line 1: nested more than 60 deep  (this is not a manifest)"),

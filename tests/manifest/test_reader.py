@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -114,42 +112,6 @@ def test_all_problems_come_at_once_in_the_order_of_their_lines():
 
 
 # --- unknown keys -----------------------------------------------------------------------------
-
-# Metadata that real manifests and their documents hold, by section.
-_METADATA = {
-    "": "authors keywords datasets changelog dependencies benchmarks maintainers model_card "
-    "metadata metrics performance examples status category language min_version usage",
-    "training": "trained_on base_model_version quality_score test_scenarios metadata hardware "
-    "notes history duration",
-    "training.dataset": "source sources splits preprocessing task_distribution description license "
-    "format_distribution error_injection_ratio size version url citation statistics revision",
-    "training.decoding": "do_sample num_beams presence_penalty frequency_penalty stop notes",
-    "base_models": "size_bytes license notes parameters architecture_notes",
-    "base_models.adapters": "init_std magnitude_scaling init_value use_magnitude_layer factor "
-    "decompose_both bias checkpoint_path description",
-    "soft_prompts": "size_bytes sha256 description version",
-}
-
-
-@each("section", _METADATA)
-def test_metadata_of_real_manifests_raises_no_near_miss_warning(section: str):
-    extra = dict.fromkeys(_METADATA[section].split(), "x")
-    model: dict[str, Any] = {"name": "X", "adapters": [{"type": "lora"}]}
-    training: dict[str, Any] = {"dataset": {"path": "a"}, "decoding": {}}
-    prompt: dict[str, Any] = {"name": "p"}
-    data = {"name": "n", "base_models": [model], "soft_prompts": [prompt], "training": training}
-    places: dict[str, dict[str, Any]] = {
-        "": data,
-        "training": training,
-        "training.dataset": training["dataset"],
-        "training.decoding": training["decoding"],
-        "base_models": model,
-        "base_models.adapters": model["adapters"][0],
-        "soft_prompts": prompt,
-    }
-    places[section].update(extra)
-    notices = read(json.dumps(data), "json").notices
-    assert [str(notice) for notice in notices if notice.kind == "warning"] == []
 
 
 def test_strict_refuses_unknown_keys_everywhere_but_comments():

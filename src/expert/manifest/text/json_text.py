@@ -17,11 +17,6 @@ _scan_string: Callable[[str, int, bool], tuple[str, int]] = getattr(decoder, "sc
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None}
-_INSTEAD = {
-    **{word: f"write {word}" for word in _WORDS},
-    "none": "write null",
-    **dict.fromkeys(("nan", "inf", "infinity"), "write a number"),
-}
 
 
 def parse_json(text: str, source: str) -> tuple[Item, list[Problem]]:
@@ -43,7 +38,6 @@ class _Parser:
         self.problems: list[Problem] = []
         self.position = 0
         self.items = 0
-        self.where = ""
         self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def line(self, position: int) -> int:
@@ -86,14 +80,12 @@ class _Parser:
             item = self.value(self.skip(colon + 1), join(path, key), depth + 1)
             item.line = self.line(position)
             add_entry(entries, key, item, self.problems)
-            self.where = f'after "{key}"'
         return entries
 
     def sequence(self, at: int, path: str, depth: int) -> list[Item]:
         entries: list[Item] = []
         for position in self.entries(at, "]"):
             entries.append(self.value(position, join(path, len(entries)), depth + 1))
-            self.where = "in the list"
         return entries
 
     def entries(self, at: int, closing: str) -> Iterator[int]:
@@ -107,7 +99,7 @@ class _Parser:
                 what = f'the file ends before the closing "{closing}"'
                 self.fail(position, what, "is it cut off?")
             if here not in (",", closing):
-                what = f'"," or "{closing}" expected {self.where}'
+                what = f'"," or "{closing}" expected after this value'
                 self.fail(self.position, what, "a missing comma?")
             if here == ",":
                 position = self.skip(position + 1)
@@ -134,7 +126,8 @@ class _Parser:
         word = re.compile(r"[A-Za-z]+").match(self.text, at)
         if word:
             if word[0] not in _WORDS:
-                self.fail(at, f"{word[0]} is not JSON", _INSTEAD.get(word[0].lower(), "quote it"))
+                fix = "write true, false, null, a number, or text in quotes"
+                self.fail(at, f"{word[0]} is not JSON", fix)
             self.position = word.end()
             return _WORDS[word[0]]
         number = _NUMBER.match(self.text, at)
