@@ -71,7 +71,7 @@ def _deepspeed(work: Migration, zone: Entries, item: Item) -> None:
         name = PurePosixPath(item.value.replace("\\", "/")).stem
         if stage := _STAGE_IN_A_NAME.search(name):
             work.convert(zone, "distributed", _STAGES[int(stage[1])], item)
-            work.unused(item, "only the ZeRO stage in its name")
+            work.unused(item, "only the stage in its name is read")
         else:
             work.report("warning", item, "not read: distributed: auto decides")
         return
