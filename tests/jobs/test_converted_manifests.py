@@ -35,17 +35,12 @@ def test_a_step_of_so_many_tokens_has_them_whatever_was_known_before(tmp_path, s
 
 
 def test_the_rows_of_a_list_of_data_sets_are_the_rows_of_the_run(tmp_path):
-    data = tmp_path / "data"
-    data.mkdir()
-    info = {"talk": {"file_name": "talk.json", "columns": {"prompt": "ask", "response": "reply"}}}
-    (data / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
     rows = [{"ask": f"say {n}", "reply": f"it is {n}", "output": "wrong"} for n in range(20)]
-    (data / "talk.json").write_text(json.dumps(rows), encoding="utf-8")
-    base = base_model()
+    (tmp_path / "talk.json").write_text(json.dumps(rows), encoding="utf-8")
     (tmp_path / "run.yaml").write_text(
-        f"model_name_or_path: {base}\nstage: sft\nfinetuning_type: lora\ndataset: talk\n"
-        "cutoff_len: 64\nper_device_train_batch_size: 4\nnum_train_epochs: 1\ntemplate: chatml\n"
-        "report_to: none\n",
+        f"base_model: {base_model()}\nadapter: lora\nsequence_len: 64\nval_set_size: 0.1\n"
+        "datasets: [{path: talk.json, field_instruction: ask, field_output: reply}]\n"
+        "micro_batch_size: 4\nnum_epochs: 1\nchat_template: chatml\nreport_to: none\n",
         encoding="utf-8",
     )
     plan, made = opened(tmp_path / "run.yaml")

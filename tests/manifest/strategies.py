@@ -42,7 +42,7 @@ METADATA = st.recursive(
 )
 TREES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(METADATA_KEYS, inner, max_size=3),
     max_leaves=8,
 )
 EXTRA_KEYS = st.sampled_from(["x-owner", "x note", "x#1", "é"])

@@ -83,7 +83,7 @@ def test_a_published_manifest_is_valid_before_and_after_its_upgrade(path):
 
 @each("path", files_in("good"), ids=lambda path: path.name)
 def test_a_manifest_that_is_good_to_the_reader_is_valid(path):
-    assert faults(read_document(path).root.plain(comments=True)) == []
+    assert faults(read_document(path).root.plain()) == []
 
 
 def test_an_unknown_key_is_not_valid_in_the_config_and_metadata_elsewhere():

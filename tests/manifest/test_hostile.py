@@ -38,10 +38,7 @@ _CONFIG = '"base_model": "X", "dataset": "a.jsonl", "training": {"config": {%s}}
 HOSTILE: dict[str, Any] = {
     "20_mb.json": lambda: "[" + "1," * 10_000_000 + "1]",
     "brackets.json": lambda: "[" * 999_999,
-    "braces.json": lambda: '{"a":' * 199_999,
-    "dashes.yaml": lambda: "- " * 499_999,
     "flat_keys.json": lambda: "{" + _flat('"k#": 1,\n')[:-1] + "}",
-    "flat_list.yaml": lambda: "a: [" + "1," * 499_000 + "]",
     "doubled_comments.json": lambda: "{" + ",".join(['"_c": 1'] * 4_998) + ', "x": 1}',
     "unknown_keys.json": lambda: "{" + ",".join(f'"epohcs{n}": 1' for n in range(4_990)) + "}",
     "wrong_entries.json": lambda: (
@@ -50,20 +47,15 @@ HOSTILE: dict[str, Any] = {
     "comments.yaml": lambda: "#\n" * 499_000 + "a: 1\n",
     "laugh_mapping.yaml": lambda: _laugh("{p: #, q: #, r: #}"),
     "laugh_merge.yaml": lambda: "a0: &a0 {x: 1}\n" + _laugh("{<<: [#, #, #]}").partition("\n")[2],
-    "recursive_list.yaml": lambda: "a: &a [*a]",
     "recursive_merge.yaml": lambda: "a: &a {<<: *a}",
     "os_system.yaml": lambda: "a: !!python/object/apply:os.system ['touch hostile']",
     "huge_integer.json": lambda: '{"seed": ' + "9" * 900_000 + "}",
-    "huge_exponent.yaml": lambda: MINIMAL + "seed: 1e999999999",
     "nan.json": lambda: '{"lr": NaN}',
-    "nul_bytes.json": lambda: "\0" * 1000,
     "nul_in_text.yaml": lambda: MINIMAL + 'name: "a\\0b"',
     "utf_16.yaml": lambda: MINIMAL.encode("utf-16"),
     "lone_surrogate.json": lambda: '{"name": "\\udc00"}',
-    "raw_surrogate.yaml": lambda: b"name: \xed\xa0\x80",
     "long_key.json": lambda: '{"' + "k" * 990_000 + '": 1}',
     "climbing.yaml": lambda: "base_model: X\ndataset: ../../etc/passwd",
-    "backslashes.json": lambda: '"' + "\\" * 999_990,
     "colons.yaml": lambda: ": " * 499_999,
 }  # fmt: skip
 
@@ -106,10 +98,8 @@ def _made(folder: Path, kind: str) -> str | Path:
         path.write_text("question,answer\n1,2\n")
     others: dict[str, str | Path] = {
         "a folder": folder,
-        "here": ".",
         "below a file": path / "b.json",
         "a device": "/dev/zero",
-        "nowhere": "/dev/null",
         "a NUL": "a\0b.json",
         "5000 letters": "a" * 5000,
     }
@@ -121,11 +111,9 @@ def _made(folder: Path, kind: str) -> str | Path:
     [
         ("missing", "no such file  (check the path)"),
         ("a folder", "is a folder  (name the manifest file inside it)"),
-        ("here", "is a folder  (name the manifest file inside it)"),
         ("below a file", "cannot be read: Not a directory"),
         ("a pipe", "is not a regular file"),
         ("a device", "is not a regular file"),
-        ("nowhere", "is not a regular file"),
         ("a NUL", "cannot be read: embedded null byte"),
         ("5000 letters", "cannot be read: File name too long"),
         ("rows", "expert new NAME --from .*rows.csv makes a manifest"),

@@ -21,8 +21,12 @@ SCALARS = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 )
+WORDS = "write true, false, null, a number, or text in quotes"
+KEYS = st.text().filter(lambda key: not key.startswith("_"))  # those are comments
 TREES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
+    SCALARS,
+    lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner),
+    max_leaves=20,
 )
 
 
@@ -42,7 +46,7 @@ def test_it_reads_what_the_standard_library_reads(tree: Any, indent: int | None,
         assert "\\u0000" in text or "\\ud" in text or "\0" in text
         return
     assert problems == []
-    assert item.plain(comments=True) == json.loads(text)
+    assert item.plain() == json.loads(text)
 
 
 @given(st.text('{}[]",:\\ \n01.eE+-tfnulrasxd/*#', max_size=30))
@@ -60,7 +64,7 @@ def test_it_refuses_what_the_standard_library_refuses(text: str):
     if item.value is None and not text.strip():
         return  # an empty file is reported later
     if not problems:
-        assert item.plain(comments=True) == expected
+        assert item.plain() == expected
 
 
 def test_a_value_knows_its_path_its_line_and_its_kind():
@@ -74,36 +78,28 @@ def test_a_value_knows_its_path_its_line_and_its_kind():
         ("a.b[1].c", 5),
     ]
     item, _ = parse_json("[1, 1.0, 1e3, -0, 5e-5]", "m.json")
-    assert [repr(value) for value in item.plain(comments=True)] == [
-        "1",
-        "1.0",
-        "1000.0",
-        "0",
-        "5e-05",
-    ]
+    assert list(map(repr, item.plain())) == ["1", "1.0", "1000.0", "0", "5e-05"]
     item, problems = parse_json('{"a": 1, "_a": 1,\n"a": 2, "_a": 2, "_a": 3}', "m.json")
     assert [str(problem) for problem in problems] == [
         "line 2: a: key appears twice (first on line 1)  (remove one)"
     ]
-    assert item.plain(comments=True) == {"a": 1, "_a": 1, "_a_2": 2, "_a_4": 3}
+    assert item.plain() == {"a": 1}  # comments end here
 
 
 @each(
     ("text", "refusal"),
     [
         ('{"a": .5}', "line 1: '.' is not JSON"),
-        ('{"a": +1}', "line 1: '+' is not JSON"),
-        ('{"a": 01}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
+        ('{"a": 01}', 'line 1: "," or "}" expected after this value  (a missing comma?)'),
         ('{"a": ٣}', "line 1: '٣' is not JSON"),
-        ('{"a": 1٣}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
-        ('{"a": yes}', "line 1: yes is not JSON  (quote it)"),
-        ('{"a": FALSE}', "line 1: FALSE is not JSON  (write false)"),
-        ('{"a": inf}', "line 1: inf is not JSON  (write a number)"),
-        ('{"a', "line 1: broken string: unterminated string starting"),
+        ('{"a": 1٣}', 'line 1: "," or "}" expected after this value  (a missing comma?)'),
+        (
+            '{"a": FALSE}',
+            "line 1: FALSE is not JSON  (write true, false, null, a number, or text in quotes)",
+        ),
         ('{"a": "x', "line 1: broken string: unterminated string starting"),
         ("[1, 2", 'line 1: the file ends before the closing "]"  (is it cut off?)'),
         ("[" * 100, "line 1: nested more than 60 deep  (this is not a manifest)"),
-        ("[1," * 6000, "line 1: nested more than 60 deep  (this is not a manifest)"),
         ("[" + "1," * 6000, "line 1: more than 5,000 values  (this is not a manifest)"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -169,23 +168,6 @@ def test_files_of_the_three_splits_may_be_named_by_the_splits_alone():
     assert problem.path == "training.dataset.validation"
 
 
-@each(
-    ("written", "option"),
-    [
-        ({"validation": "a.jsonl"}, "validation_path=b.jsonl"),
-        ({"validation_path": "a.jsonl"}, "validation=b.jsonl"),
-        ({"validation": "a.jsonl"}, "validation=b.jsonl"),
-        ({"validation": {"deduplicate": True}}, "validation=b.jsonl"),
-    ],
-)
-def test_an_option_changes_the_file_of_validation_rows_and_nothing_else(written, option):
-    data = {"base_model": "X", "training": {"dataset": {"path": "rows.jsonl", **written}}}
-    read_with = read(json.dumps(data), "json", overrides=[f"training.dataset.{option}"])
-    found = read_with.manifest.training.dataset
-    assert found.validation_path == "b.jsonl"
-    assert bool(found.validation) == isinstance(written.get("validation"), dict)
-
-
 @each("name", [*DTYPE_NAMES, *AMP_NAMES])
 @each(
     ("word", "bf16", "fp16"),
@@ -205,21 +187,12 @@ def test_a_word_for_the_arithmetic_sets_both_flags(name: str, word: str, bf16: A
     assert (config.bf16, config.fp16) == (bf16, fp16)
 
 
-@each("name", DTYPE_NAMES)
-@each("value", [True, 16, ["bf16"], {"a": 1}, "bf17"])
-def test_other_words_for_the_arithmetic_are_refused(name: str, value: Any):
-    (problem,) = problems_of(_file(**{name: value}))
-    assert problem.path == name
-    assert problem.what.endswith(", expected bfloat16, float16, float32 or auto")
-
-
-def test_an_auto_flag_gives_way_to_the_word_and_a_contradiction_is_reported():
+def test_a_word_for_the_arithmetic_is_refused_if_unknown_or_contradicted():
+    for value in (True, 16, ["bf16"], "bf17"):
+        assert "expected bfloat16, float16" in problems_of(_file(dtype=value))[0].what
     data = _file(dtype="bf16")
-    data["training"]["config"] = {"bf16": "auto", "fp16": False}
-    assert read_data(data).manifest.training.config.bf16 is True
-    data["training"]["config"]["fp16"] = True
+    data["training"]["config"] = {"bf16": "auto", "fp16": True}
     (problem,) = problems_of(data)
-    assert problem.path == "dtype"
     assert problem.what == "is 'bf16', but training.config.fp16 is true"
 
 
@@ -234,17 +207,12 @@ def test_load_in_bits_sets_the_quantization_of_every_model(name: str):
     assert problem.what == "got 'x', expected true or false"
 
 
-@pytest.mark.parametrize(
-    ("name", "betas"), [("adam_beta1", (0.8, 0.999)), ("adam_beta2", (0.9, 0.8))]
-)
-def test_one_beta_leaves_the_other_alone(name: str, betas: tuple[float, float]):
+def test_one_beta_leaves_the_other_alone():
     both = read(MINIMAL + "adam_beta1: 0.7\nadam_beta2: 0.8")
     assert both.manifest.training.config.betas == (0.7, 0.8)
-    assert read(MINIMAL + f"{name}: 0.8").manifest.training.config.betas == betas
-    assert read(MINIMAL + f"{name}: null").manifest.training.config.betas == (0.9, 0.999)
-    position = int(name[-1]) - 1
-    assert notices_of(MINIMAL + f"{name}: 0.8")[1] == (
-        f"line 3: {name}: read as training.config.betas[{position}]"
+    assert read(MINIMAL + "adam_beta2: 0.8").manifest.training.config.betas == (0.9, 0.8)
+    assert "line 3: adam_beta2: read as training.config.betas[1]" in notices_of(
+        MINIMAL + "adam_beta2: 0.8"
     )
 
 

@@ -3,19 +3,14 @@ trained is what they say, or they are refused with the reason and the way out.""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from expert.core.errors import ManifestError
 from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
 from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
 from expert.manifest.peers.keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.unused import ANSWERS, FAMILIES, answer_to
-from expert.manifest.reader import ReadManifest, read_manifest
+from expert.manifest.reader import ReadManifest
 from tests.each import each
 from tests.manifest.reading import (
     MANIFESTS,
@@ -61,22 +56,6 @@ def trl(more: str) -> str:
     return f"model_name_or_path: tiny\ndataset: a.jsonl\n{more}"
 
 
-def in_folder(folder: Path, text: str, info: dict[str, Any] | None = None) -> ReadManifest:
-    """The text as a file, beside a data folder with a dataset_info.json."""
-    if info is not None:
-        (folder / "data").mkdir(exist_ok=True)
-        (folder / "data" / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
-    file = folder / "run.yaml"
-    file.write_text(text, encoding="utf-8")
-    return read_manifest(file)
-
-
-def refused(folder: Path, text: str, info: dict[str, Any] | None = None) -> str:
-    with pytest.raises(ManifestError) as caught:
-        in_folder(folder, text, info)
-    return str(caught.value)
-
-
 def kinds(made: ReadManifest, key: str) -> set[str]:
     """The kinds of notices about a key."""
     return {n.kind for n in made.notices if n.path.replace(": ", ".").split(".")[-1] == key}
@@ -90,23 +69,13 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
     [
         # Axolotl
         (entry("path: owner/set, split: 'train[:10%]'"), "data.path", "owner/set::train[:10%]"),
-        (entry("path: owner/set, name: en, split: test"), "data.path", "owner/set::test::en"),
-        (entry("path: json, data_files: [rows.jsonl]"), "data.path", "rows.jsonl"),
         (axolotl("  - rows.jsonl"), "data.path", "rows.jsonl"),
         (axolotl("  path: rows.jsonl"), "data.path", "rows.jsonl"),
-        (entry("path: a.jsonl, ds_type: json, split: train"), "data.path", "a.jsonl"),
         (entry("path: rows.data, ds_type: json"), "data.format", "json"),
-        (entry("path: rows.jsonl, shards: 1"), "data.path", "rows.jsonl"),
         (entry("path: a, type: completion"), "data.field_mapping.text", "text"),
-        (entry("path: a, type: pretrain, field: body"), "data.field_mapping.text", "body"),
-        (entry("path: a, field_output: reply"), "data.field_mapping.response", "reply"),
         (entry("path: a, type: {field_input: about}"), "data.field_mapping.input", "about"),
-        (entry("path: a, field_messages: talk"), "data.field_mapping.messages", "talk"),
-        (entry("path: a, field_system: persona"), "data.field_mapping.system", "persona"),
         (entry("path: a") + "float32: true\n", "config.bf16", False),
         (entry("path: a").replace("adapter: lora\n", ""), "config.adapter_type", "full"),
-        (entry("path: a").replace("adapter: lora", "adapter:"), "config.adapter_type", "full"),
-        (entry("path: a"), "config.adapter_type", "lora"),
         (
             entry("path: a") + "lora_target_linear: true\nlora_target_modules: [q_proj]\n",
             "config.target_modules",
@@ -114,28 +83,16 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         ),
         # LLaMA-Factory
         (f"{FACTORY}dataset: a.jsonl\n", "config.rank", 8),
-        (f"{FACTORY}dataset: a.jsonl\nlora_rank: 4\n", "config.rank", 4),
         (FACTORY.replace("lora", "full") + "dataset: a.jsonl\n", "config.rank", "auto"),
         # torchtune: its defaults where nothing is set, and its sections
-        (ALPACA, "data.path", "tatsu-lab/alpaca"),
         (ALPACA, "config.train_on_prompt", True),
         (ALPACA, "config.max_grad_norm", 0),
-        (ALPACA, "config.lr_scheduler", "constant"),
         (ALPACA, "config.weight_decay", 0.01),
-        (ALPACA, "config.adapter_type", "full"),
         (f"{ALPACA}clip_grad_norm: 3\n", "config.max_grad_norm", 3),
         (TUNE, "config.train_on_prompt", False),
-        (tune_model("quantize_base: true, use_dora: true"), "model.quantization", "int4"),
         (tune_model("quantize_base: true, use_dora: true"), "config.adapter_type", "dora"),
-        (tune_rows("column_map: {conversations: talk}"), "data.field_mapping.messages", "talk"),
-        (
-            tune_rows("column_map: {instruction: a, input: b, output: c}"),
-            "data.field_mapping.input",
-            "b",
-        ),
+        (tune_rows("column_map: {instruction: a, input: b}"), "data.field_mapping.input", "b"),
         (tune_rows("column_map: {input: b}"), "data.field_mapping.instruction", "b"),
-        (tune_rows("masking_strategy: train_on_all"), "config.train_on_prompt", True),
-        (tune_rows() + "save_every_n_steps: 5\n", "config.save_steps", 5),
         (
             tune_rows("packed: true") + "tokenizer: {max_seq_len: 512}\nbatch_size: 2\n",
             "config.batch_tokens",
@@ -144,37 +101,23 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (f"{MINIMAL}lr_scheduler: {SCHEDULE}\n", "config.lr_scheduler", "cosine"),
         (f"{MINIMAL}lr_scheduler: {SCHEDULE}\n", "config.lr_scheduler_kwargs.num_cycles", 2),
         # TRL and Unsloth: max_steps alone ends a run there
-        (trl("max_steps: 60\n"), "config.epochs", 60),
         (trl("max_steps: 60\nnum_train_epochs: 1\n"), "config.epochs", 60),
-        (trl("max_steps: -1\nnum_train_epochs: 1\n"), "config.epochs", 1),
         (trl("max_steps: 60\nepochs: 1\n"), "config.epochs", 1),
         (f"{MINIMAL}max_steps: 60\n", "config.epochs", 3),
-        (trl("warmup_steps: 9\nwarmup_ratio: 0.1\n"), "config.warmup_ratio", None),
         (f"{MINIMAL}warmup_steps: 9\nwarmup_ratio: 0.1\n", "config.warmup_ratio", 0.1),
         # A whole manifest may speak of templates.
         (WHOLE + "template: {a: 1}\n", "model.prompt_template", "auto"),
         (WHOLE + "stage: beta\n", "config.epochs", 1),
         (WHOLE + "micro_batch_size: 2\ntrain_on_inputs: true\n", "config.micro_batch_size", 2),
         # Sections and single keys
-        (f"{MINIMAL}lr: 1e-5\nlr_scheduler_kwargs: {{min_lr_rate: 0.1}}\n", LOWEST, 1e-6),
         (f"{MINIMAL}lr: 1e-3\ncosine_min_lr_ratio: 0.5\n", LOWEST, 5e-4),
         (f"{MINIMAL}report_to: [wandb, comet_ml]\n", "config.trackers", ["wandb"]),
         (f"{MINIMAL}report_to: comet_ml\n", "config.trackers", ["tensorboard"]),
         (f"{MINIMAL}use_wandb: true\n", "config.trackers", ["tensorboard", "wandb"]),
         (f"{MINIMAL}wandb_project: sql\nreport_to: none\n", "config.trackers", []),
-        (f"{MINIMAL}wandb_project: ''\n", "config.trackers", ["tensorboard"]),
         (f"{MINIMAL}mlflow_experiment_name: sql\n", "config.tracker_project", "sql"),
-        (f"{MINIMAL}run_name: first\n", "config.tracker_run_name", "first"),
-        (f"{MINIMAL}flash_attn: disabled\n", "config.attention", "eager"),
-        (f"{MINIMAL}completion_only_loss: false\n", "config.train_on_prompt", True),
-        (f"{MINIMAL}packing: true\npacking_strategy: wrapped\n", "config.packing", "concat"),
-        (f"{MINIMAL}lora:\n  r: 4\n  alpha: 8\n", "config.rank", 4),
-        (f"{MINIMAL}dataloader: {{num_workers: 3}}\n", "config.dataloader_num_workers", 3),
-        (f"{MINIMAL}training_args: {{num_train_epochs: 2}}\n", "config.epochs", 2),
         (f"{MINIMAL}training: {{config: {{lora: {{r: 4}}}}}}\n", "config.rank", 4),
         (f"{MINIMAL}training: {{config: {{optimizer: {{name: sgd}}}}}}\n", "config.optim", "sgd"),
-        (f"{MINIMAL}precision: 16-mixed\n", "config.fp16", True),
-        (f"{MINIMAL}load_in_8bit: false\nload_in_4bit: true\n", "model.quantization", "int4"),
         (f"{MINIMAL}quantization: int4\nload_in_8bit: false\n", "model.quantization", "int4"),
         # Lines of a Python dataclass
         (f"{MINIMAL}bf16: Optional[bool] = None\n", "config.bf16", "auto"),
@@ -191,29 +134,18 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
     ("text", "words"),
     [
         *(
-            (FACTORY.replace("stage: sft", line) + "dataset: a\n", "is not supported: only sft")
+            (FACTORY.replace("stage: sft", line) + "dataset: a.md\n", "not supported: only sft")
             for line in ("stage: dpo", "stage: kto", "rl: dpo")
         ),
-        (f"{FACTORY}dataset: a\nquantization_bit: 3\n", "quantization_bit: got 3, expected 4 or 8"),
-        (f"{FACTORY}dataset: a\nquantization_method: hqq\n", "with bitsandbytes only"),
-        (f"{MINIMAL}chat_template: '{{{{ x }}}} saying'\n", "inline templates are not read"),
-        (f"{MINIMAL}template: qwen2_vl\n", "a template for images or sound"),
+        (f"{FACTORY}dataset: a.md\nquantization_bit: 3\n", "got 3, expected 4 or 8"),
+        (f"{MINIMAL}chat_template: '{{{{ x }}}} saying'\n", "only the name of a template is read"),
         (MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n", "which is missing"),
-        *(
-            (f"{MINIMAL}{key}: 0.2\n", "a share of all steps")
-            for key in ("eval_steps", "save_steps")
-        ),
-        (f"{MINIMAL}use_rslora: true\n", "rsLoRA is not supported"),
-        (f"{MINIMAL}lora_target_modules: '.*(q|v)_proj'\n", "is a regular expression"),
-        (f"{MINIMAL}val_size: 500\n", "a number of rows; here it is a share of them"),
         (f"{MINIMAL}dataset_config: en\n", "needs dataset_name, which is missing"),
         (f"{MINIMAL}epochs: int = open('/etc/passwd')\n", "expected a value"),
         (f"{MINIMAL}iters: 9\n", "files of that trainer are not read"),
-        ("from dataclasses import x\n\n@x\nclass A:\n    epochs: int = 3\n", "type = value` lines"),
         *(
             (entry(fields), words)
             for fields, words in {
-                "path: a, shards: 4": "selects one of 4 shards",
                 "path: owner/set, data_files: [x.json]": "selects files of a data set",
                 "path: json, data_files: [x.json, y.json]": "several files",
                 "type: alpaca": "datasets[0]: has no path",
@@ -227,7 +159,6 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
         (tune_rows("masking_strategy: train_on_last"), "dataset.masking_strategy"),
         (tune_rows("new_system_prompt: Be brief."), "system messages come from the rows"),
         (tune_rows().replace(", source: owner/a", ""), "is a Python class, which is not run"),
-        (tune_model("apply_lora_to_output: true"), "the head cannot have an adapter"),
         (tune_model("lora_attn_modules: q_proj"), "lora_attn_modules"),
         # Values of the wrong kind never break the reader.
         *(
@@ -298,15 +229,10 @@ def test_an_empty_key_of_another_trainer_says_nothing_and_metadata_stays_metadat
     ("key", "text", "kind"),
     [
         ("odd_one", entry("path: a, odd_one: 3"), "not used here"),
-        ("revision", entry("path: a, revision: abc"), "not used here"),
-        ("format", entry("path: a, type: {format: x}"), "not used here"),
         ("roles", entry("path: a, roles: {assistant: [system]}"), "not used here"),
         ("roles_to_train", entry("path: a, roles_to_train: []"), "warning"),
         ("evals_per_epoch", entry("path: a") + "evals_per_epoch: 4\n", "warning"),
         ("max_seq_len", tune_model("max_seq_len: 9"), "not used here"),
-        ("template", f"{MINIMAL}template: zephyr\n", "warning"),
-        ("template", f"{MINIMAL}template: llama3\n", "read as"),
-        ("dataset_name", "model_name_or_path: tiny\ndataset_name: owner/set\n", "note"),
     ],
 )
 def test_what_is_not_done_as_there_is_told(key, text, kind):
@@ -363,40 +289,9 @@ def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, t
     assert ours.training.config.batch_size == 4
 
 
-@each(
-    ("about", "words"),
-    [
-        ({"file_name": "a.json", "ranking": True}, "x.ranking: preference rows"),
-        ({"file_name": "a.json", "columns": {"images": "images"}}, "the rows contain images"),
-        ({"ms_hub_url": "owner/a"}, "x.ms_hub_url: rows are read from files"),
-        ({"file_name": "a.json", "columns": {"history": "past"}}, "the column 'past'"),
-    ],
-)
-def test_what_cannot_be_read_of_a_listed_set_is_refused(tmp_path, about, words):
-    assert words in refused(tmp_path, f"{FACTORY}dataset: x\n", {"x": about})
-
-
-def test_names_in_dataset_info_are_found_there_or_reported(tmp_path, monkeypatch):
-    listed = {"x": {"file_name": "a.json", "columns": {"system": "persona", "prompt": "question"}}}
-    made = in_folder(tmp_path, f"{FACTORY}dataset: x\n", listed).manifest.training.dataset
-    assert made.path == "data/a.json"
-    assert made.field_mapping is not None
-    assert (made.field_mapping.system, made.field_mapping.instruction) == ("persona", "question")
-    rows = in_folder(tmp_path, f"{FACTORY}dataset: rows.jsonl\n").manifest.training.dataset
-    assert rows.path == "rows.jsonl"
-    text = refused(tmp_path, f"{FACTORY}dataset: mein\n")
-    assert "mein is not in" in text
-    assert "(it has x)" in text
-    # As LLaMA-Factory is run: from above both folders.
-    (tmp_path / "examples").mkdir()
-    monkeypatch.chdir(tmp_path)
-    made = in_folder(Path("examples"), f"{FACTORY}dataset: x\n").manifest.training.dataset
-    assert made.path == (tmp_path / "data" / "a.json").as_posix()
-    text = refused(tmp_path, f"{FACTORY}dataset: mine\ndataset_dir: elsewhere\n")
-    assert str(tmp_path / "elsewhere") in text
-    assert "has no path" not in text
-    (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
-    assert "dataset_info.json cannot be read" in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
+@each("lines", ["dataset: mine", "dataset: a,b", "dataset: x.jsonl\ndataset_dir: data"])
+def test_names_of_llama_factorys_dataset_info_are_refused(lines):
+    assert "dataset_info.json are not read" in error_of(f"{FACTORY}{lines}\n")
 
 
 # --- FSDP and DeepSpeed --------------------------------------------------------------------------
@@ -430,30 +325,17 @@ def test_keys_of_fsdp_and_deepspeed_set_the_engine(line, engine):
         assert whole.distributed == engine
 
 
-def test_keys_of_fsdp_mean_the_same_with_and_without_their_prefix():
-    text = (MANIFESTS / "peers" / "fsdp.yaml").read_text(encoding="utf-8")
-    plain, prefixed = (read(each) for each in (text, text.replace("\n  ", "\n  fsdp_")))
-    assert plain.manifest == prefixed.manifest
-    assert [(n.kind, n.text) for n in plain.notices] == [(n.kind, n.text) for n in prefixed.notices]
-
-
 @each(("stage", "engine"), [(0, "replicated"), (1, "auto"), (2, "auto"), (3, "sharded")])
-def test_a_zero_config_is_read_inline_and_from_its_file(tmp_path, stage, engine):
-    zero = {
-        "zero_optimization": {"stage": stage, "overlap_comm": True},
-        "bf16": {"enabled": "auto"},
-        "train_batch_size": "auto",
-        "wall_clock_breakdown": False,
-    }
-    inline = read(f"{MINIMAL}deepspeed: {json.dumps(zero)}\n")
-    assert inline.manifest.training.config.distributed == engine
-    (tmp_path / "ds.json").write_text(json.dumps(zero), encoding="utf-8")
-    made = in_folder(tmp_path, f"{MINIMAL}deepspeed: ds.json\n")
+def test_a_zero_config_is_read_inline_and_of_a_file_its_name(stage, engine):
+    inline = (
+        f"{{zero_optimization: {{stage: {stage}, overlap_comm: true}}, train_batch_size: auto}}"
+    )
+    made = read(f"{MINIMAL}deepspeed: {inline}\n")
     assert made.manifest.training.config.distributed == engine
-    [unused] = [n for n in made.notices if n.kind == "not used here"]
-    assert unused.text == "overlap_comm, wall_clock_breakdown"
-    (tmp_path / "ds.json").write_text("[1]", encoding="utf-8")
-    assert "ds.json" in refused(tmp_path, f"{MINIMAL}deepspeed: ds.json\n")
+    assert [n.text for n in made.notices if n.kind == "not used here"] == ["overlap_comm"]
+    named = read(f"{MINIMAL}deepspeed: ds_z{stage}.json\n")
+    assert named.manifest.training.config.distributed == engine
+    assert "not used here" in kinds(named, "deepspeed")
 
 
 def test_values_of_deepspeed_that_contradict_the_manifest_are_named_all_at_once():
@@ -461,15 +343,9 @@ def test_values_of_deepspeed_that_contradict_the_manifest_are_named_all_at_once(
     lines += "gradient_accumulation_steps: 2\ndeepspeed:\n  zero_optimization: {stage: 3}\n"
     lines += "  gradient_clipping: 1.0\n  train_micro_batch_size_per_gpu: 8\n"
     lines += "  gradient_accumulation_steps: 4\n  bf16: {enabled: true}\n"
-    text = error_of(MINIMAL + lines)
-    for pair in (
-        ("deepspeed.gradient_clipping: is 1.0", "max_grad_norm is 0.5"),
-        ("deepspeed.train_micro_batch_size_per_gpu: is 8", "per_device_train_batch_size is 4"),
-        ("deepspeed.gradient_accumulation_steps: is 4", "gradient_accumulation_steps is 2"),
-        ("deepspeed.bf16.enabled: is true", "bf16 is false"),
-    ):
-        assert all(words in text for words in pair), pair
-    assert len(text.splitlines()) == 5
+    told = error_of(MINIMAL + lines).splitlines()[1:]
+    assert len(told) == 4
+    assert all("keep one of the two" in line and "deepspeed." in line for line in told)
 
 
 @each("value", [None, False, True, 0, 3, 1.5, "", "x", [], ["x"], {}, {"a": 1}])
@@ -484,15 +360,9 @@ def test_any_value_is_read_or_refused_and_never_breaks(key, value):
 
 def test_a_model_that_reads_images_or_sound_is_refused_by_its_name():
     for name in (
-        *("Qwen/Qwen2-VL-7B-Instruct", "llava-hf/llava-1.5-7b-hf", "HuggingFaceTB/SmolVLM-256M"),
-        *("meta-llama/Llama-3.2-11B-Vision", "x/InternVL3-8B", "mistralai/Pixtral-12B-2409"),
-        *("google/gemma-3-4b-it", "google/gemma-3n-E2B-it", "Qwen/Qwen2.5-Omni-7B"),
-        *("openai/whisper-small", "C:\\models\\Qwen3-VL-4B", "deepseek-ai/deepseek-vl2"),
+        *("Qwen/Qwen2-VL-7B-Instruct", "llava-hf/llava-1.5-7b-hf", "x/InternVL3-8B"),
+        *("google/gemma-3-4b-it", "openai/whisper-small", "C:\\models\\Qwen3-VL-4B"),
     ):
         assert "only text is trained" in error_of(f"base_model: '{name}'\ndataset: a.jsonl\n"), name
-    for name in (
-        *("Qwen/Qwen3-0.6B", "mistralai/Devstral-Small-2507", "evolve/evolver-1b", "x/VLite"),
-        *("google/gemma-3-1b-it", "HuggingFaceTB/SmolLM2-135M", "tiny", "org/provision-7b"),
-        *("microsoft/phi-2", "x/revision-1b", "Salesforce/codegen-350M-mono"),
-    ):
+    for name in ("Qwen/Qwen3-0.6B", "evolve/evolver-1b", "x/VLite", "google/gemma-3-1b-it"):
         assert read(f"base_model: {name}\ndataset: a.jsonl\n")

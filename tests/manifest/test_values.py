@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES, REFUSED_METHODS
+from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
 from tests.each import each
-from tests.manifest.reading import MINIMAL, error_of, notices_of, read, read_data, value_at
+from tests.manifest.reading import MINIMAL, notices_of, read, read_data, value_at
 
 _TABLES = [("config", CONFIG_VALUES), ("model", MODEL_VALUES)]
 _WORDS = [
@@ -56,25 +56,6 @@ def test_a_value_may_be_written_shorter(line: str, path: str, value: Any):
     assert value_at(read(f"{MINIMAL}{line}\n"), path) == value
     versions = [read(f"{MINIMAL}version: {n}\n").manifest.version for n in ("1.0", "2", "1.2.3")]
     assert versions == ["1.0", "2", "1.2.3"]
-
-
-@each("word", ["vicuna", "custom", "Vicuna"])
-def test_a_template_without_text_gives_way_to_the_tokenizers_own(word: str):
-    read_back = read_data(_file({}, prompt_template=word))
-    assert read_back.manifest.base_models[0].prompt_template == "auto"
-    assert read_back.notices[0].kind == "not used here"
-    assert (
-        read_back.notices[0].text
-        == f"there is no {word.lower()} template; the tokenizer's own is used"
-    )
-
-
-@each("method", REFUSED_METHODS)
-def test_a_method_that_is_not_built_is_refused_by_name(method: str):
-    assert error_of(MINIMAL + f"method: {method}") == (
-        f"m.yaml: 1 problem\n  - line 3: method: {method} is not supported: only sft "
-        "(supervised fine-tuning) is  (use rows with answers and method: sft)"
-    )
 
 
 @each("quantization", ["null", "auto", "int4", "nf4", "4bit"])

@@ -113,7 +113,7 @@ def upgrade(
     stdout: Annotated[bool, typer.Option("--stdout", help="Print instead of writing.")] = False,
 ) -> None:
     """Rewrite a manifest in the 2.0 layout with the performance fields, as NAME-2.0 next to the old
-    file; YAML comments are not kept."""
+    file; comments are not kept."""
     from expert.jobs.manifest import upgrade_file, upgraded_text
 
     if stdout:

@@ -11,20 +11,8 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.manifest.check.spelling import closest
-from expert.manifest.migrate.aliases import (
-    ADAM_BETAS,
-    AMP_NAMES,
-    CONFIG,
-    CONFIG_ALIASES,
-    DATASET,
-    DATASET_ALIASES,
-    DTYPE_NAMES,
-    LOAD_IN_NAMES,
-    LOOSE_CONSTRAINTS,
-    MODEL_NAMES,
-    SHAPE_ALIASES,
-    canonical_path,
-)
+from expert.manifest.migrate import aliases
+from expert.manifest.migrate.aliases import CONFIG, DATASET, canonical_path
 from expert.manifest.peers.keys import CONVERTED
 from expert.manifest.peers.unused import answer_to
 from expert.manifest.schema.expectations import expected, resolve, schema
@@ -32,13 +20,13 @@ from expert.manifest.schema.expectations import expected, resolve, schema
 MODEL = "base_models[]"
 SHAPE = f"{MODEL}.architecture"
 _CONFIG_ZONES = ("", CONFIG, "training", "model")
-_DATASET_ZONES = ("", DATASET, "dataset", "data", "training.data")
+_ZONES = (*_CONFIG_ZONES, DATASET, "dataset", "data", "training.data")
 _WHOLE_SECTIONS = {
     "base_models": ("base_model", "model"),
     f"{MODEL}.adapters": ("adapters",),
     "training.dataset": ("dataset", "data"),
     "soft_prompts[].tokens": ("length",),
-    "constraints": LOOSE_CONSTRAINTS,
+    "constraints": aliases.LOOSE_CONSTRAINTS,
 }
 
 
@@ -76,11 +64,10 @@ def explain(key: str | None = None) -> list[KeyHelp]:
     if len(found) == 1 and not zone:
         found = []  # a single name such as `name` may be a key in several sections
     if not found:
-        heads = {entry.path for entry in _all_keys() if _steps(entry.path)[-1] == wanted}
-        found = _with_sections(heads)
+        found = _with_sections({e.path for e in _all_keys() if _steps(e.path)[-1] == wanted})
         if zone in _CONFIG_ZONES:
             found = [*_special(wanted, name), *_at(canonical_path(name) or ""), *found]
-    if not found and zone in (*_CONFIG_ZONES, *_DATASET_ZONES):
+    if not found and zone in _ZONES:
         found = [entry for entry in _all_keys() if name in entry.also_written]
         found = found or _of_another_trainer(wanted, name)
     if not found:
@@ -97,13 +84,13 @@ def special_names() -> dict[str, SpecialName]:
     text = "true: the plan chooses bf16 or fp16; false: neither; else as dtype."
     amp = SpecialName(f"true, false, {words}", text, precision)
     model = SpecialName("text", "Read as the name of the base model.", (f"{MODEL}.name",))
-    names = {**dict.fromkeys(DTYPE_NAMES, dtype), **dict.fromkeys(AMP_NAMES, amp)}
-    for name in LOAD_IN_NAMES:
+    names = {**dict.fromkeys(aliases.DTYPE_NAMES, dtype), **dict.fromkeys(aliases.AMP_NAMES, amp)}
+    for name in aliases.LOAD_IN_NAMES:
         bits = "int4" if "4bit" in name else "int8"
         text = f"true: read as quantization {bits} of the base models; false: as none."
         names[name] = SpecialName("true or false", text, (f"{MODEL}.quantization",))
-    names |= dict.fromkeys(MODEL_NAMES, model)
-    for number, name in enumerate(ADAM_BETAS):
+    names |= dict.fromkeys(aliases.MODEL_NAMES, model)
+    for number, name in enumerate(aliases.ADAM_BETAS):
         text = f"Read as training.config.betas[{number}]."
         names[name] = SpecialName("a number from 0 to below 1", text, (f"{CONFIG}.betas",))
     text = "true: read as adapter_type dora of training.config."
@@ -124,7 +111,7 @@ def _walk(node: Mapping[str, Any], path: str) -> Iterator[KeyHelp]:
         if "default" in about and not isinstance(about["default"], dict):
             default = json.dumps(about["default"], ensure_ascii=False)
         meaning = " ".join(str(about.get("description", "")).split())  # joins wrapped lines
-        yield KeyHelp(place, expected(about), default, meaning, tuple(other_names(place)))
+        yield KeyHelp(place, expected(about), default, meaning, tuple(_other_names(place)))
         for choice in map(resolve, about.get("anyOf", [about])):
             # The section under a key: directly, in a list, or under names the user chooses.
             extra = choice.get("additionalProperties")
@@ -135,11 +122,15 @@ def _walk(node: Mapping[str, Any], path: str) -> Iterator[KeyHelp]:
                     yield from _walk(resolve(section), place + suffix)
 
 
-def other_names(path: str) -> list[str]:
+def _other_names(path: str) -> list[str]:
     """The aliases of the key at a canonical path."""
     section, _, key = path.rpartition(".")
-    table = {CONFIG: CONFIG_ALIASES, DATASET: DATASET_ALIASES, SHAPE: SHAPE_ALIASES}
-    names = [name for name, home in table.get(section, {}).items() if home == key != name]
+    tables = {
+        CONFIG: aliases.CONFIG_ALIASES,
+        DATASET: aliases.DATASET_ALIASES,
+        SHAPE: aliases.SHAPE_ALIASES,
+    }
+    names = [name for name, home in tables.get(section, {}).items() if home == key != name]
     names += [name for name, special in special_names().items() if path in special.becomes]
     return [*names, *_WHOLE_SECTIONS.get(path, ())]
 
@@ -151,13 +142,12 @@ def _steps(path: str) -> list[str]:
 def _at(wanted: str) -> list[KeyHelp]:
     """The key at exactly this path, and all keys of it if it is a section."""
     steps = _steps(wanted)
-    paths = {entry.path: _steps(entry.path) for entry in _all_keys()}
-    heads = {
-        path
-        for path, parts in paths.items()
-        if len(parts) == len(steps)
-        and all(part in (step, "<name>") for part, step in zip(parts, steps, strict=True))
-    }
+    heads = set()
+    for entry in _all_keys():
+        own = _steps(entry.path)
+        named = [a if b == "<name>" else b for a, b in zip(steps, own, strict=False)]
+        if named == steps and len(own) == len(steps):
+            heads.add(entry.path)
     return _with_sections(heads)
 
 

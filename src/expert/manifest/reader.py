@@ -21,7 +21,7 @@ from expert.manifest.notices import Notice
 from expert.manifest.schema.expectations import allows_null, below, schema
 from expert.manifest.schema.manifest import Manifest
 from expert.manifest.text.document import Document, read_document
-from expert.manifest.text.item import Item, is_comment
+from expert.manifest.text.item import Item
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def interpret_document(
     remember_secrets([root.plain(), set_values])
     problems = list(document.problems)
     top_level_only = root.get("training") is None
-    work = migrate(root, document.folder)
+    work = migrate(root)
     overridden = apply_overrides(root, overrides)
     complete_layout(work)
     if root.get("name") is None:  # the file's, or the folder's for manifest.* and config.*
@@ -108,9 +108,8 @@ def _data(item: Item, node: Mapping[str, Any] | None) -> Any:
     data = {}
     for key, entry in item.value.items():
         inner = below(node, key)
-        if is_comment(key) or (entry.value is None and inner and not allows_null(inner)):
-            continue
-        data[key] = _data(entry, inner)
+        if entry.value is not None or not inner or allows_null(inner):
+            data[key] = _data(entry, inner)
     return data
 
 

@@ -25,7 +25,7 @@ FIRST_KEYS = (
 def upgrade(document: Document) -> tuple[str, list[Notice]]:
     """The 2.0 text in the format of the file, and notices; ManifestError on a broken file."""
     notices = list(interpret_document(document).notices)
-    data = document.root.plain(comments=True)
+    data = document.root.plain()
     config = data["training"].setdefault("config", {})
     absent = [key for key in PERFORMANCE_KEYS if key not in config]
     config.update(dict.fromkeys(absent, AUTO))

@@ -25,7 +25,7 @@ from expert.manifest.migrate.aliases import (
 from expert.manifest.notices import Notice
 from expert.manifest.schema.expectations import expected, resolve, schema, schema_at
 from expert.manifest.schema.types import MAX_NUMBER
-from expert.manifest.text.item import Item, is_comment, join, shown
+from expert.manifest.text.item import Item, join, shown
 
 Steps = tuple[str | int, ...]
 _KINDS = {int: "a whole number", float: "a number", str: "text"}
@@ -47,7 +47,7 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[Steps, Problem]:
     item = root
     place: Steps = ()
     for step in detail["loc"]:  # its steps may also name branches of a union
-        below = item.below(step)
+        below = item.get(step)
         if below is not None:
             item, place = below, (*place, step)
     last = detail["loc"][-1]
@@ -75,13 +75,13 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[Steps, Problem]:
 def _show(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
-    if isinstance(value, dict):
-        return "an object"
     kind = _KINDS.get(type(value))
-    return f"{shown(value)} ({kind})" if kind else shown(value)
+    text = "an object" if isinstance(value, dict) else shown(value)
+    return f"{text} ({kind})" if kind else text
 
 
 def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
+    """What to write instead, where that is clear."""
     words = expected(node)
     if isinstance(got, str):
         return _fix_of_text(got.strip(), node, words)
@@ -89,14 +89,10 @@ def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
         return f"write {'true' if got else 'false'}"
     if isinstance(got, int | float) and "memory size" in words:
         return f'write "{got}GB"'
-    if isinstance(got, bool) and "text" in words:
-        return "put it in quotes; YAML reads yes, no, on and off as true or false"
     if isinstance(got, int | float) and "text" in words:
         return "put it in quotes"
     if isinstance(got, dict) and is_override and words.startswith("text"):
         return "put the value in quotes"
-    if isinstance(got, list) and len(got) == 1 and (list, words) in _FIXES:
-        return "write it without the brackets"
     return _FIXES.get((type(got), words), "")
 
 
@@ -113,9 +109,8 @@ def _fix_of_text(text: str, node: Mapping[str, Any], words: str) -> str:
         return "remove the quotes"
     if words.startswith("a list"):
         return f"write [{text}]" if "," in text else ""
-    if "number" in words and re.fullmatch(r"[-+]?([1-9]\d*|0)?(\.\d*)?([eE]-?\d{1,2})?", text):
-        return "remove the quotes"
-    return "write a plain number" if "number" in words and re.match(r"[-+]?\.?\d", text) else ""
+    is_number = "number" in words and re.match(r"[-+]?\.?\d", text)
+    return "write a plain number, without quotes" if is_number else ""
 
 
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
@@ -123,7 +118,7 @@ _MODELS = "a non-empty list of names or objects"
 _DASH = "write a list: put '- ' before the first key"
 # By what was given and what is expected.
 _FIXES: Mapping[tuple[type, str], str] = {
-    (list, "a name or an object"): "several base models are written as base_models: [a, b]",
+    (list, "a name or an object"): "write one model, or several as base_models: [a, b]",
     (list, "a path or an object"): "several data sets are written under training.dataset.tasks",
     **dict.fromkeys(((dict, _MODELS), (dict, "a list of objects")), _DASH),
     (list, "an object"): "write its keys without dashes",
@@ -187,8 +182,6 @@ def _unknown(item: Item, node: Mapping[str, Any]) -> Iterator[tuple[Item, str, M
     objects = [choice for choice in choices if choice.get("type") == "object"]
     extra = objects[0].get("additionalProperties") if objects else None
     for key, entry in item.fields().items():
-        if is_comment(key):
-            continue
         if section is not None and key in section["properties"]:
             yield from _unknown(entry, section["properties"][key])
         elif section is not None:
@@ -206,7 +199,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> tuple[str, bo
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
     meant = _misspelt(key, title, here) if key not in _every_name() else None
     if meant:
-        return _suggestion(meant, is_override), True
+        return f"{_DID_YOU_MEAN} {meant!r}?", True
     near = _MEANT.get(title, {}).get(key)
     names = [*here, *(CONFIG_ALIASES if in_config else ())]
     near = near or closest(key, names, 0.72 if is_closed else 0.85)
@@ -214,12 +207,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> tuple[str, bo
         return f"{_DID_YOU_MEAN} {near!r}?", False
     home = _other_home(key)
     if home:
-        section, dot, name = home.rpartition(".")
-        where = f"under {section}" if dot and not is_override else f"at {home!r}"
-        if section.endswith("[]") and not is_override:
-            where = f"in an entry of {section[:-2]}"
-        as_name = f", as {name!r}" if dot and name != key and not is_override else ""
-        return f"{key!r} belongs {where}{as_name}", False
+        return f"{key!r} belongs at {home!r}", False
     if in_config or key in METADATA_WORDS or not (takes_settings or title == "DatasetSpec"):
         return "", False
     name = key.replace("-", "_")
@@ -227,7 +215,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> tuple[str, bo
     near = near or (closest(name, _LOOSE_NAMES, 0.85) if takes_settings else None)
     if near is None:
         return "", False
-    return _suggestion(canonical_path(near) or near, is_override), False
+    return f"{_DID_YOU_MEAN} {canonical_path(near) or near!r}?", False
 
 
 def _misspelt(key: str, title: str, here: list[str]) -> str | None:
@@ -245,14 +233,6 @@ def _misspelt(key: str, title: str, here: list[str]) -> str | None:
         return near
     near = correct_spelling(key, _LOOSE_KEYS, elsewhere=True)
     return near and (canonical_path(near) or near)
-
-
-def _suggestion(path: str, is_override: bool) -> str:
-    """`did you mean …?`: a path for --set; in a file, the key and its section."""
-    section, dot, key = path.rpartition(".")
-    if is_override or not dot:
-        return f"{_DID_YOU_MEAN} {path!r}?"
-    return f"{_DID_YOU_MEAN} {key!r} under {section}?"
 
 
 _DID_YOU_MEAN = "did you mean"

@@ -12,7 +12,7 @@ from expert.core.text import visible
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, SCHEDULES, takes
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
-from expert.manifest.text.item import Item, join
+from expert.manifest.text.item import Item
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Findings:
     @cached_property
     def items(self) -> dict[str, Item]:
         """The user's items by their canonical paths."""
-        return dict(_by_path(self.root, ""))
+        return dict(self.root.by_path())
 
     def item(self, path: str) -> Item:
         """The user's item at a canonical path; without a value if there is none."""
@@ -45,13 +45,6 @@ class Findings:
 
     def not_used(self, key: str, text: str) -> None:
         self.report("not used here", f"training.config.{key}", text)
-
-
-def _by_path(item: Item, path: str) -> Iterator[tuple[str, Item]]:
-    yield path, item
-    entries = enumerate(item.value) if isinstance(item.value, list) else item.fields().items()
-    for key, entry in entries:
-        yield from _by_path(entry, join(path, key))
 
 
 def check_rules(manifest: Manifest, root: Item) -> Findings:
@@ -182,50 +175,50 @@ def _sequences(manifest: Manifest, found: Findings) -> None:
         what = f"{config.epochs:g}, but the length of an epoch of a stream is not known in advance"
         fix = "use a whole number, with max_steps to stop earlier; or set streaming: false"
         found.wrong("training.config.epochs", what, fix)
-    if config.tokenize != "late":
-        return
     is_char_model = any(model.name == CHAR_GPT for model in manifest.base_models)
-    for applies, what, fix in (
-        (is_char_model, f"the tokens of {CHAR_GPT} are the characters of its corpus", "remove it"),
-        (
-            data.streaming,
-            "streamed rows are always tokenised while training",
-            "remove it, or set streaming: false",
-        ),
-        (data.tasks, "mixing several tasks needs prepared tokens", "remove it, or use one path"),
-        (
-            config.packing is not False,
-            "packing needs prepared tokens",
-            "set packing: false too, or remove it",
-        ),
-        (
-            config.overlong == "split",
-            "splitting rows needs prepared tokens",
-            "set overlong: cut too, or remove it",
-        ),
-    ):
-        if applies:
-            found.wrong("training.config.tokenize", f"late, but {what}", fix)
-            return
+    conflicts = {
+        f"the tokens of {CHAR_GPT} are the characters of its corpus": is_char_model,
+        "streamed rows are always tokenised while training": data.streaming,
+        "mixing several tasks needs prepared tokens": bool(data.tasks),
+        "packing needs prepared tokens": config.packing is not False,
+        "splitting rows needs prepared tokens": config.overlong == "split",
+    }
+    what = next((what for what, applies in conflicts.items() if applies), "")
+    if config.tokenize == "late" and what:
+        fix = "remove it, or set packing: false and overlong: cut"
+        found.wrong("training.config.tokenize", f"late, but {what}", fix)
 
 
+# Keys without effect, by their path: why they have none.
 _NOT_USED = {
-    "use_unsloth": "the built-in fused kernels replace it",
-    "memory_efficient_attention": "flash attention and SDPA are both memory-efficient",
-    "memory_clear_every": "shapes are fixed, so there is no cache to clear",
-    "cuda_graph_warmup_steps": "graphs are captured after two warm-up passes",
-    "activation_checkpointing": "gradient_checkpointing decides",
+    "training.config.use_unsloth": "the built-in fused kernels replace it",
+    "training.config.memory_efficient_attention": "flash attention and SDPA need little memory",
+    "training.config.memory_clear_every": "shapes are fixed, so there is no cache to clear",
+    "training.config.cuda_graph_warmup_steps": "graphs are captured after two warm-up passes",
+    "training.config.activation_checkpointing": "gradient_checkpointing decides",
+    "training.config.gradient_checkpointing_kwargs.use_reentrant": "it is never reentrant",
+    "training.dataset.max_in_memory_samples": "tokens are memory-mapped, no rows are held",
 }
+_DESCRIPTIVE = {
+    "training.dataset.augmentation": "only descriptive: rows are used as they are",
+    "training.dataset.error_injection_ratio": "only descriptive: rows are used as they are",
+    "training.decoding.use_grammar": "only descriptive: parsers check the answers",
+    "training.decoding.validation_cmd": "never run: commands in a manifest are not executed",
+    "base_models[].rope_scaling": "only descriptive: the model's config.json decides",
+}
+
+
+def _no_effect(manifest: Manifest, found: Findings) -> None:
+    for path, item in found.items.items():
+        place = re.sub(r"\[\d+\]", "[]", path)
+        if place in _NOT_USED and item.plain():
+            found.report("not used here", path, _NOT_USED[place])
+        if place in _DESCRIPTIVE and item.plain():
+            found.report("note", path, _DESCRIPTIVE[place])
 
 
 def _kernels(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
-    for key, reason in _NOT_USED.items():
-        if getattr(config, key):
-            found.not_used(key, reason)
-    if config.gradient_checkpointing_kwargs.use_reentrant:
-        path = "gradient_checkpointing_kwargs.use_reentrant"
-        found.not_used(path, "the non-reentrant implementation is always used")
     chosen = config.attention
     if config.flash_attention_2:
         text = "torch's own flash kernels are used where the card has them; no package is needed"
@@ -283,29 +276,13 @@ def _dataset(manifest: Manifest, found: Findings) -> None:
     if data.text_field and mapped and mapped != data.text_field:
         what = f"is {data.text_field!r}, but field_mapping.text is {mapped!r}"
         found.wrong(f"{place}.text_field", what, "keep one of the two")
-    if data.max_in_memory_samples:
-        text = "tokens are memory-mapped; no rows are held in memory"
-        found.report("not used here", f"{place}.max_in_memory_samples", text)
-    for key in ("augmentation", "error_injection_ratio"):
-        if getattr(data, key, None):
-            found.report("note", f"{place}.{key}", "only descriptive: rows are used as they are")
     if data.generation and data.path is not None:
         found.report("note", f"{place}.generation", "only descriptive: no rows are generated")
 
 
-def _descriptive(manifest: Manifest, found: Findings) -> None:
-    """Keys without effect, soft prompts, and the checkpoint that is exported."""
-    decoding, prompts = manifest.training.decoding, manifest.soft_prompts
-    if decoding.use_grammar:
-        text = "only descriptive: parsers check the answers; no grammar constrains them"
-        found.report("note", "training.decoding.use_grammar", text)
-    if decoding.validation_cmd:
-        text = "never run: commands in a manifest are not executed"
-        found.report("note", "training.decoding.validation_cmd", text)
-    for number, model in enumerate(manifest.base_models):
-        if model.rope_scaling:
-            text = "only descriptive: positions follow the model's config.json"
-            found.report("note", f"base_models[{number}].rope_scaling", text)
+def _prompts(manifest: Manifest, found: Findings) -> None:
+    """Soft prompts, the checkpoint that is exported, and the version."""
+    prompts = manifest.soft_prompts
     for number, prompt in enumerate(prompts):
         if prompt.init_method == "text" and not prompt.init_text:
             what = "init_method is text, but there is no init_text"
@@ -383,6 +360,6 @@ def _paths(manifest: Manifest, found: Findings) -> None:
 
 
 _RULES = (
-    *(_adapter, _models, _steps, _sequences, _kernels, _cadence, _dataset, _descriptive),
-    *(_names, _paths),
+    *(_adapter, _models, _steps, _sequences, _kernels, _cadence, _dataset, _prompts),
+    *(_no_effect, _names, _paths),
 )

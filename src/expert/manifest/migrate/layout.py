@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import get_args
 
-from expert.manifest.migrate.aliases import (
-    BASE_MODEL_KEYS,
-    CONFIG_ALIASES,
-    CONFIG_KEYS,
-    CORPORA,
-    DATASET_ALIASES,
-    DATASET_KEYS,
-    LOOSE_CONSTRAINTS,
-    LOOSE_DATASET_KEYS,
-    MODEL_NAMES,
-    SHAPE_ALIASES,
-    SPECIAL_NAMES,
-    canonical_path,
-)
+from expert.manifest.migrate import aliases
+from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, SPECIAL_NAMES
 from expert.manifest.migrate.migration import Entries, Migration, with_value
 from expert.manifest.notices import Notice
+from expert.manifest.peers.arguments import read_arguments
 from expert.manifest.peers.axolotl import read_axolotl
-from expert.manifest.peers.keys import SPECIAL, convert_keys, read_methods
-from expert.manifest.peers.llama_factory import read_llama_factory
+from expert.manifest.peers.keys import SPECIAL, convert_keys
 from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
 from expert.manifest.peers.torchtune import read_torchtune
-from expert.manifest.peers.trl import read_trl
 from expert.manifest.peers.unused import report_unused
 from expert.manifest.schema.dataset import Decoding
 from expert.manifest.schema.kinds import AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
-from expert.manifest.text.item import Item, is_comment
+from expert.manifest.text.item import Item
 
 # Keys whose null means "not set"; for other keys the schema decides.
 _MAY_BE_NULL = (
@@ -40,10 +26,9 @@ _MAY_BE_NULL = (
 )
 
 
-def migrate(root: Item, folder: Path = Path(), *, is_override: bool = False) -> Migration:
-    """Move every key under `root` to its 2.0 place. Files that the manifest names, such as
-    LLaMA-Factory's dataset_info.json, are looked for in `folder`."""
-    work = Migration(root.fields(), folder=folder, is_override=is_override)
+def migrate(root: Item, *, is_override: bool = False) -> Migration:
+    """Move every key under `root` to its 2.0 place."""
+    work = Migration(root.fields(), is_override=is_override)
     for zone in (work.root, work.section("training")):
         for key in _MAY_BE_NULL:
             if key in zone and zone[key].value is None:
@@ -56,10 +41,7 @@ def migrate(root: Item, folder: Path = Path(), *, is_override: bool = False) -> 
     # Settings such as `device` at the top level belong in training.config.
     for zone in (work.root, work.section("training")):
         _move_loose_keys(work, zone)
-    config = work.section("training", "config")
-    _move_loose_keys(work, config, in_config=True)
-    for key in [name for name in config if name in CONFIG_ALIASES and name not in CONFIG_KEYS]:
-        work.place_in_config(CONFIG_ALIASES[key], config.pop(key))
+    _move_loose_keys(work, work.section("training", "config"))
     # False values last: `load_in_8bit: false` beside `load_in_4bit: true` changes nothing.
     for convert, item in sorted(work.later, key=lambda pair: pair[1].value is False):
         convert(work, item)
@@ -70,40 +52,35 @@ def migrate(root: Item, folder: Path = Path(), *, is_override: bool = False) -> 
 def _move_config(work: Migration) -> None:
     """Move a `config` or `decoding` with settings that is beside `training` instead of in it."""
     for section, is_setting in (
-        ("config", lambda key: canonical_path(key) or key in SPECIAL_NAMES),
+        ("config", lambda key: aliases.canonical_path(key) or key in SPECIAL_NAMES),
         ("decoding", Decoding.model_fields.__contains__),
     ):
         item = work.root.get(section, Item(None))
         is_missing = not work.section("training").get(section)
         if is_missing and any(is_setting(key) for key in item.fields()):
             del work.root[section]
-            home = work.section("training", section)
             for key, entry in item.fields().items():
                 is_alias = section == "config" and not isinstance(entry.value, dict)
                 name = CONFIG_ALIASES.get(key, key) if is_alias else key
-                work.place(home, name, entry, f"training.{section}.{name}")
+                work.put(f"training.{section}.{name}", entry)
 
 
 def _read_other_trainers(work: Migration) -> None:
     """Convert keys of Axolotl, LLaMA-Factory, torchtune, TRL and Unsloth."""
     read_python_lines(work)
     read_torchtune(work)
-    if not work.is_expert_manifest:
-        open_sections(work, work.root)
-    open_sections(work, work.section("training"))
-    if work.config is not None:
-        open_sections(work, work.config.fields())
-    read_methods(work)
-    read_llama_factory(work)
-    read_axolotl(work)
-    read_trl(work)
-    model = work.root.get("model")
+    model, config = work.root.get("model"), work.config
     zones = [work.root, work.section("training")]
-    zones += [item.fields() for item in (work.config, model) if item is not None]
+    zones += [config.fields()] if config is not None else []
     for zone in zones:
+        if zone is not work.root or not work.is_expert_manifest:
+            open_sections(work, zone)
+    read_arguments(work)
+    read_axolotl(work)
+    for zone in [*zones, model.fields()] if model is not None else zones:
         convert_keys(work, zone)
         # `bias` under `model` belongs to the character model, not to an adapter.
-        report_unused(work, zone, keep=("bias",) if model and zone is model.value else ())
+        report_unused(work, zone, keep="bias" if model and zone is model.value else "")
 
 
 def complete_layout(work: Migration) -> None:
@@ -119,18 +96,16 @@ def complete_layout(work: Migration) -> None:
 
 def _move_base_model(work: Migration) -> None:
     """1.0: `base_model` and root `adapters` become the only entry of `base_models`."""
-    single, several = work.root.get("base_model"), work.root.get("base_models")
+    single, several = work.root.pop("base_model", None), work.root.get("base_models")
     if single is not None and several is not None:
         fix = "keep base_models and move this model into it"
         work.problem(single, "given together with base_models", fix)
-        del work.root["base_model"]
     elif single is not None:
-        del work.root["base_model"]
         single = with_value(single, {"name": single}) if isinstance(single.value, str) else single
         work.root["base_models"] = with_value(single, [single])
         adapters = work.root.pop("adapters", None)
         if adapters is not None and "adapters" in single.fields():
-            work.place(single.fields(), "adapters", adapters, "base_models[0].adapters")
+            work.put("base_models[0].adapters", adapters)
         elif adapters is not None:
             single.fields()["adapters"] = adapters
     elif several is not None and isinstance(several.value, list):
@@ -143,44 +118,41 @@ def _move_dataset(work: Migration) -> None:
     """Move `dataset` or `data` to training.dataset; a plain path becomes an object."""
     training = work.section("training")
     if "dataset" in training:
-        training["dataset"] = _as_dataset(training["dataset"])
-        move_loader_keys(work, training["dataset"].fields())
-        _rename_dataset_keys(work, training["dataset"].fields())
+        training["dataset"] = _as_dataset(work, training["dataset"])
     for zone, key in ((work.root, "dataset"), (work.root, "data"), (training, "data")):
-        item = zone.pop(key, None)
-        if item is None:
+        if key not in zone:
             continue
-        item = _as_dataset(item)
+        item = zone.pop(key)
+        report_unused(work, item.fields())
+        item = _as_dataset(work, item)
         if not isinstance(item.value, dict):
             work.place(training, "dataset", item, "training.dataset")
             continue
         target = training.setdefault("dataset", Item({}, item.path, item.line)).fields()
-        move_loader_keys(work, item.value)
-        report_unused(work, item.value)
-        _rename_dataset_keys(work, item.value)
         for name, entry in item.value.items():
-            if is_comment(name) or name not in DATASET_KEYS:
-                target.setdefault(name, entry)  # metadata, reported later
+            if name in aliases.DATASET_KEYS:
+                work.put(f"training.dataset.{name}", entry)
             else:
-                work.place(target, name, entry, f"training.dataset.{name}")
+                target.setdefault(name, entry)  # metadata, reported later
 
 
-def _as_dataset(item: Item) -> Item:
-    """A path becomes an object with a path."""
-    return with_value(item, {"path": item}) if isinstance(item.value, str) else item
-
-
-def _rename_dataset_keys(work: Migration, entries: Entries) -> None:
-    renamed = [key for key in entries if key in DATASET_ALIASES and key not in DATASET_KEYS]
-    for name in sorted(renamed, key=lambda key: key == "name"):
-        if name == "name" and ("path" in entries or "tasks" in entries):
+def _as_dataset(work: Migration, item: Item) -> Item:
+    """A path becomes an object with a path; keys get their names here."""
+    if isinstance(item.value, str):
+        return with_value(item, {"path": item})
+    entries = item.fields()
+    move_loader_keys(work, entries)
+    others = [key for key in entries if key in aliases.DATASET_ALIASES]
+    for name in sorted(others, key=lambda key: key == "name"):
+        if name in aliases.DATASET_KEYS or (name == "name" and {"path", "tasks"} & entries.keys()):
             continue  # with a path, `name` is a title
-        home = DATASET_ALIASES[name]
+        home = aliases.DATASET_ALIASES[name]
         work.place(entries, home, entries.pop(name), f"training.dataset.{home}")
     if isinstance(entries.get("validation", Item(None)).value, str):
         # A file of rows. Here the key says which rows to drop.
         rows = entries.pop("validation")
         work.place(entries, "validation_path", rows, "training.dataset.validation_path")
+    return item
 
 
 def _move_model_section(work: Migration) -> None:
@@ -189,7 +161,7 @@ def _move_model_section(work: Migration) -> None:
         return
     item = work.root.pop("model")
     if isinstance(item.value, str):
-        work.place_in_model("name", item)
+        work.put("base_models[0].name", item)
         return
     if not isinstance(item.value, dict):
         work.refuse(item, "a name or an object", "write base_model: NAME")
@@ -198,46 +170,46 @@ def _move_model_section(work: Migration) -> None:
     names = item.value
     kind = names.pop("name", None) or names.pop("type", None) or names.pop("base_model", None)
     if kind is not None:
-        work.place_in_model("name", kind)
-    is_char_model = (kind is None or kind.value == CHAR_GPT) and not {*MODEL_NAMES} & {*names}
-    shape_keys = [key for key in names if key in SHAPE_ALIASES] if is_char_model else []
+        work.put("base_models[0].name", kind)
+    is_char_model = kind is None or kind.value == CHAR_GPT
+    is_char_model &= not {*aliases.MODEL_NAMES} & {*names}
+    shape_keys = [key for key in names if key in aliases.SHAPE_ALIASES] if is_char_model else []
     if shape_keys:
         shape = work.first_base_model.setdefault("architecture", Item({}, item.path, item.line))
         for key in shape_keys:
-            home = SHAPE_ALIASES[key]
+            home = aliases.SHAPE_ALIASES[key]
             full_home = f"base_models[0].architecture.{home}"
             work.place(shape.fields(), home, names.pop(key), full_home)
     if "vocab_size" in names:
         work.unused(names.pop("vocab_size"), "the vocabulary is taken from the data")
     _move_loose_keys(work, names)
     for key in [key for key in names if key in BaseModelSpec.model_fields]:
-        work.place_in_model(key, names.pop(key))
+        work.put(f"base_models[0].{key}", names.pop(key))
     known = CharGptShape.model_fields if is_char_model else BaseModelSpec.model_fields
-    for key, entry in names.items():
-        if not is_comment(key):
-            work.problem(entry, "unknown key", f"a model has {', '.join(known)}")
+    for entry in names.values():
+        work.problem(entry, "unknown key", f"a model has {', '.join(known)}")
 
 
-def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False) -> None:
+def _move_loose_keys(work: Migration, zone: Entries) -> None:
     """Move keys of training.config, the dataset and the model that are outside their section."""
+    is_config = zone is work.section("training", "config")
     for key in list(zone):
+        home = aliases.canonical_path(key)
         if key in SPECIAL_NAMES:
             work.later.append((SPECIAL[key], zone.pop(key)))
-        elif not in_config and (key in CONFIG_KEYS or key in CONFIG_ALIASES):
-            work.place_in_config(CONFIG_ALIASES.get(key, key), zone.pop(key))
-        elif key in LOOSE_DATASET_KEYS:
-            work.place_in_dataset(LOOSE_DATASET_KEYS[key], zone.pop(key))
-        elif key in LOOSE_CONSTRAINTS and zone is work.root:
-            work.place(work.section("constraints"), key, zone.pop(key), f"constraints.{key}")
-        elif key in BASE_MODEL_KEYS or (key == "adapters" and zone is work.root):
-            work.place_in_model(key, zone.pop(key))
+        elif home is not None and not (is_config and key in CONFIG_KEYS):
+            work.put(home, zone.pop(key))
+        elif key in aliases.LOOSE_CONSTRAINTS and zone is work.root:
+            work.put(f"constraints.{key}", zone.pop(key))
+        elif key in aliases.BASE_MODEL_KEYS or (key == "adapters" and zone is work.root):
+            work.put(f"base_models[0].{key}", zone.pop(key))
 
 
 def _default_to_char_model(work: Migration) -> None:
     """A file without a base model, but with a text corpus or a shape, means the character model."""
     dataset = work.dataset
     path = dataset.get("path", Item("")).value
-    is_corpus = str(path).endswith(".txt") or path in CORPORA or "max_chars" in dataset
+    is_corpus = str(path).endswith(".txt") or path in aliases.CORPORA or "max_chars" in dataset
     models = work.root.get("base_models")
     if not is_corpus if models is None else not models.value:
         return
@@ -254,8 +226,7 @@ def _default_to_char_model(work: Migration) -> None:
 def _default_to_released_adapter(work: Migration) -> None:
     """adapter_type defaults to the kind of the first released adapter."""
     none = Item(None)
-    entry = work.root.get("base_models", none).below(0) or none
-    adapter = (entry.get("adapters") or none).below(0) or none
+    adapter = Item(work.root).get("base_models", 0, "adapters", 0) or none
     kind = adapter.get("type") or none
     if kind.value not in get_args(AdapterType):
         return
@@ -267,12 +238,8 @@ def _default_to_released_adapter(work: Migration) -> None:
 
 def _drop_empty_sections(work: Migration) -> None:
     """Remove empty sections that `Migration.section` added; keep those of the user."""
-    training = work.root.get("training")
-    if training is None:
-        return
-    for key in ("dataset", "config"):
-        item = training.fields().get(key)
-        if item is not None and item.value == {} and item.line is None:
-            del training.fields()[key]
-    if training.value == {} and training.line is None:
-        del work.root["training"]
+    training = work.root.get("training", Item({})).fields()
+    for zone, key in ((training, "dataset"), (training, "config"), (work.root, "training")):
+        item = zone.get(key, Item(None))
+        if item.value == {} and item.line is None:
+            del zone[key]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from expert.core.errors import Problem
@@ -23,19 +22,16 @@ def with_value(item: Item, value: Any) -> Item:
     return Item(value, item.path, item.line, from_command_line=item.from_command_line)
 
 
-def as_item(value: Any, at: Item, file: str = "") -> Item:
-    """Plain data as items with the path and line of `at`, or with their paths in a file."""
+def as_item(value: Any, at: Item) -> Item:
+    """Plain data as items with the path and line of `at`."""
     inner: Any = value
     if isinstance(value, dict):
-        inner = {
-            str(key): as_item(entry, at, f"{file}: {key}" if file else "")
-            for key, entry in value.items()
-        }
+        inner = {str(key): as_item(entry, at) for key, entry in value.items()}
     elif isinstance(value, list | tuple | set):
-        inner = [as_item(entry, at, file) for entry in value]
+        inner = [as_item(entry, at) for entry in value]
     elif not isinstance(value, str | int | float | None):
         inner = str(value)
-    return Item(inner, file or at.path, at.line, from_command_line=at.from_command_line)
+    return with_value(at, inner)
 
 
 def take(entries: Entries, key: str) -> Item:
@@ -51,9 +47,7 @@ class Migration:
     later: list[tuple[Callable[[Migration, Item], None], Item]] = field(default_factory=list)
     """Conversions that need all other keys in place first."""
     seen: set[str] = field(default_factory=set)
-    """Facts about another trainer's file, such as "rows of a list", "no rows"."""
-    folder: Path = Path()
-    """The folder of the file."""
+    """Facts about another trainer's file, such as "no rows"."""
     is_override: bool = False
     """Whether this is a value of --set: a file of another trainer leaves keys to that trainer, a
     single value does not."""
@@ -111,20 +105,16 @@ class Migration:
             return
         reported = any(n.path == item.path and n.text.startswith(home) for n in self.notices)
         if item.path != home and not is_unset and not reported:
-            off = " (0: no clipping)" if key == "max_grad_norm" and item.value == 0 else ""
-            self.read_as(item, home + off)
+            self.read_as(item, home)
 
-    def place_in_dataset(self, key: str, item: Item) -> None:
-        self.place(self.dataset, key, item, f"training.dataset.{key}")
-
-    def place_in_config(self, key: str, item: Item) -> None:
-        config = self.section("training", "config")
-        self.place(config, key, item, f"training.config.{key}")
+    def put(self, home: str, item: Item) -> None:
+        """Put a moved value at its canonical path."""
+        section, _, key = home.rpartition(".")
+        in_model = section == "base_models[0]"
+        entries = self.first_base_model if in_model else self.section(*section.split("."))
+        self.place(entries, key, item, home)
         if key == "save_every_epochs" and item.value is not None:
-            config.setdefault("save_strategy", with_value(item, "epoch"))
-
-    def place_in_model(self, key: str, item: Item) -> None:
-        self.place(self.first_base_model, key, item, f"base_models[0].{key}")
+            entries.setdefault("save_strategy", with_value(item, "epoch"))
 
     def put_default(self, key: str, value: str | float, trainer: str) -> None:
         """Set a key of training.config that another trainer's file leaves to that trainer."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import reduce
+from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.manifest.migrate.aliases import sections_with_key
@@ -59,7 +60,7 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
         steps, item = parse_override(text)
         full = _full_path(steps, text)
         if full != steps:
-            work.read_as(item, _path_text(full))
+            work.read_as(item, reduce(join, full, ""))
             steps = full
         if any(isinstance(step, int) for step in steps):
             if steps[0] in ("base_model", "adapters"):  # of layout 1.0
@@ -89,42 +90,28 @@ def _full_path(steps: list[str | int], text: str) -> list[str | int]:
         return ["training", *steps] if steps[0] in ("config", "decoding") else steps
     homes = sections_with_key(str(steps[0]))
     if len(homes) > 1:
-        names = ", ".join(_path_text([*home, *steps]) for home in homes)
+        names = ", ".join(reduce(join, [*home, *steps], "") for home in homes)
         raise OverrideError(f"--set {text}: several keys have this name  (use one of {names})")
     return [*homes[0], *steps] if homes else steps
 
 
-def _path_text(steps: Sequence[str | int]) -> str:
-    parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
-    return "".join(parts).removeprefix(".")
-
-
 def _set_at(root: Item, steps: Sequence[str | int], item: Item, text: str) -> None:
+    """Put the value at its path; sections on the way are added, entries of lists must be there."""
     here = root
-    for step, following in pairwise(steps):
-        if isinstance(step, int):
-            here = _entry(here, step, text)
-            continue
-        if not isinstance(here.value, dict):
+    for number, step in enumerate(steps):
+        count = len(here.entries())
+        if isinstance(step, int) and step >= count:
+            raise OverrideError(f"--set {text}: {here.path} has {count} entries, none at [{step}]")
+        if isinstance(step, str) and not isinstance(here.value, dict):
             raise OverrideError(f"--set {text}: {here.path} is not an object")
-        empty: list[Item] | dict[str, Item] = [] if isinstance(following, int) else {}
-        here = here.value.setdefault(step, Item(empty, join(here.path, step)))
-    last = steps[-1]
-    if isinstance(last, int):
-        _entry(here, last, text)
-        assert isinstance(here.value, list)
-        here.value[last] = item
-    elif isinstance(here.value, dict):
-        here.value[last] = item
-    else:
-        raise OverrideError(f"--set {text}: {here.path} is not an object")
-
-
-def _entry(item: Item, index: int, text: str) -> Item:
-    if not isinstance(item.value, list) or index >= len(item.value):
-        count = len(item.value) if isinstance(item.value, list) else 0
-        raise OverrideError(f"--set {text}: {item.path} has {count} entries, none at [{index}]")
-    return item.value[index]
+        inside: Any = here.value
+        if number == len(steps) - 1:
+            inside[step] = item
+            return
+        if isinstance(step, str) and step not in inside:
+            empty: Any = [] if isinstance(steps[number + 1], int) else {}
+            inside[step] = Item(empty, join(here.path, step))
+        here = inside[step]
 
 
 def _overlay(base: dict[str, Item], layer: dict[str, Item]) -> None:
@@ -133,8 +120,7 @@ def _overlay(base: dict[str, Item], layer: dict[str, Item]) -> None:
         if present is not None and isinstance(item.value, dict) and isinstance(present.value, dict):
             _overlay(present.value, item.value)
         elif key == "base_models" and present is not None and present.value:
-            first = present.below(0)
-            layered = item.below(0)
+            first, layered = present.get(0), item.get(0)
             if first is not None and layered is not None:
                 _overlay(first.fields(), layered.fields())
         else:
@@ -142,5 +128,5 @@ def _overlay(base: dict[str, Item], layer: dict[str, Item]) -> None:
             if key == "betas" and present is not None and isinstance(item.value, list):
                 # --set adam_beta2 keeps the first beta of the file
                 for position, entry in enumerate(item.value):
-                    from_file = present.below(position)
+                    from_file = present.get(position)
                     item.value[position] = entry if entry.from_command_line else from_file or entry

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from expert.manifest.migrate.migration import Entries, Migration, with_value
 from expert.manifest.schema.kinds import Tracker
-from expert.manifest.text.item import Item, shown
+from expert.manifest.text.item import Item
 
 _QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")
 _CADENCE = {"epochs": "epoch", "step": "steps", "none": "no", False: "no"}
@@ -56,20 +56,19 @@ MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
     },
     "prompt_template": {
         **dict.fromkeys(_QWEN, "chatml"),
-        **{"llama2": "llama", "llama3": "tokenizer", "default": "auto"},
+        **{"llama2": "llama", "llama3": "tokenizer"},
+        **dict.fromkeys(("default", "vicuna", "custom"), "auto"),  # the last two never had a text
     },
 }
 # One name, or several: `q_proj, v_proj`. "auto" and "all-linear" are no names.
 _LAYERS = re.compile(r"(?!auto$)\w[\w.]*(\s*,\s*[\w.]+)*,?")
+# Keys of paths, and names of models, which may be paths.
+_PATHS = re.compile(
+    r"training\.dataset\.((validation_|test_)?path|tasks\..*\.(train|valid|test))"
+    r"|training\.config\.(output_dir|pretokenized_cache)"
+    r"|base_models\[\d+\]\.name|soft_prompts\[\d+\]\.path"
+)
 _ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:")
-_INTERVAL_KEYS = {
-    "eval_steps": ", or evaluation_strategy: epoch",
-    "save_steps": ", or save_strategy: epoch",
-    "logging_steps": "",
-}
-# Names in old schemas that never had a template.
-_TEMPLATES_WITHOUT_TEXT = ("vicuna", "custom")
-REFUSED_METHODS = ("rlhf", "dpo", "orpo", "kto", "distillation")
 OTHER_TRACKERS = {
     *("wandb", "mlflow", "comet", "comet_ml", "swanlab", "neptune", "clearml", "azure_ml"),
     *("codecarbon", "dagshub", "dvclive", "flyte", "trackio", "all"),
@@ -82,45 +81,24 @@ def convert_values(work: Migration) -> None:
     version = root.get("version")
     if version is not None and type(version.value) in (int, float):
         version.value = str(version.value)  # YAML reads a bare 1.0 as a number
-    config = root.get("training", "config")
-    if config is not None:
-        _convert(work, config.fields(), CONFIG_VALUES)
-        _convert_config(work, config.fields())
+    config = (root.get("training", "config") or none).fields()
+    _convert(work, config, CONFIG_VALUES)
+    _convert_config(work, config)
     for model in (root.get("base_models") or none).entries():
         _convert(work, model.fields(), MODEL_VALUES)
-        template = model.fields().get("prompt_template")
-        if template is not None and template.value in _TEMPLATES_WITHOUT_TEXT:
-            text = f"there is no {template.value} template; the tokenizer's own is used"
-            work.unused(template, text)
-            template.value = "auto"
-    dataset = root.get("training", "dataset") or none
-    _portable_paths(root, dataset, config or none)
-    share = dataset.get("validation_split")
-    if share is not None and type(share.value) in (int, float) and share.plain() > 1:
-        # `val_size: 500` counts rows in other trainers.
-        del dataset.fields()["validation_split"]
-        what = f"got {shown(share.value)}, a number of rows; here it is a share of them"
-        work.problem(share, what, "write a share such as 0.05, or name the rows: validation_path")
+    _portable_paths(root)
     for number, prompt in enumerate((root.get("soft_prompts") or none).entries()):
         length = prompt.fields().pop("length", None)
         if length is not None:
             work.place(prompt.fields(), "tokens", length, f"soft_prompts[{number}].tokens")
 
 
-def _portable_paths(root: Item, dataset: Item, config: Item) -> None:
+def _portable_paths(root: Item) -> None:
     """Replace backslashes in relative Windows paths; messages show absolute ones as written."""
-    none = Item(None)
-    tasks = (dataset.get("tasks") or none).fields().values()
-    models, prompts = (root.get(key) or none for key in ("base_models", "soft_prompts"))
-    paths = [dataset.get(key) for key in ("path", "validation_path", "test_path")]
-    paths += [config.get(key) for key in ("output_dir", "pretokenized_cache")]
-    paths += [task.get(k) for task in tasks for k in ("train", "valid", "test")]
-    paths += [model.get("name") for model in models.entries()]
-    paths += [prompt.get("path") for prompt in prompts.entries()]
-    for item in paths:
-        path = item.value if item is not None else None
-        if item is not None and isinstance(path, str) and not _ABSOLUTE.match(path):
-            item.value = path.replace("\\", "/")
+    for path, item in root.by_path():
+        is_relative = isinstance(item.value, str) and not _ABSOLUTE.match(item.value)
+        if is_relative and _PATHS.fullmatch(path):
+            item.value = str(item.value).replace("\\", "/")
 
 
 def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any, Any]]) -> None:
@@ -141,20 +119,9 @@ def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any,
 def _convert_config(work: Migration, config: Entries) -> None:
     """Convert values that need more than a table: `q_proj,v_proj` is a list of two."""
     targets = config.get("target_modules", Item(None))
-    if isinstance(targets.value, str) and re.search(r"[\\(\[*+?|^$]", targets.value):
-        del config["target_modules"]
-        fix = "list the names of the layers, such as [q_proj, v_proj], or write all-linear"
-        work.problem(targets, f"{shown(targets.value)} is a regular expression", fix)
-    elif isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
+    if isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
         targets.value = [with_value(targets, name) for name in names]
-    for key, instead in _INTERVAL_KEYS.items():
-        item = config.get(key, Item(None))
-        if isinstance(item.value, float) and 0 < item.value < 1:
-            # `save_steps: 0.2` is a share of all steps in Transformers; these are not known yet.
-            del config[key]
-            what = f"got {shown(item.value)}, a share of all steps; here it is a number of steps"
-            work.problem(item, what, f"write a whole number{instead}")
     _convert_trackers(work, config)
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
     steps, ratio = (config.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
@@ -172,37 +139,27 @@ def _convert_config(work: Migration, config: Entries) -> None:
     elif patience.value is False:
         patience.value = None
     _convert_qlora(work, config)
-    method = config.get("method", Item(None))
-    if method.value in REFUSED_METHODS:
-        del config["method"]
-        what = f"{method.value} is not supported: only sft (supervised fine-tuning) is"
-        work.problem(method, what, "use rows with answers and method: sft")
 
 
 def _convert_trackers(work: Migration, config: Entries) -> None:
     """Drop unsupported trackers of `report_to` with a notice; they do not affect training."""
-    trackers = config.get("trackers")
-    if trackers is None:
-        return
+    trackers = config.get("trackers", Item(None))
     if isinstance(trackers.value, str):
         trackers.value = [with_value(trackers, trackers.value)]
     if trackers.plain() == ["none"]:
         trackers.value = []
-    names = [entry.value for entry in trackers.entries() if isinstance(entry.value, str)]
-    others = [name for name in names if name in OTHER_TRACKERS]
+    listed = trackers.entries()
+    others = [str(each.value) for each in listed if str(each.value) in OTHER_TRACKERS]
     if others and trackers.path.endswith("report_to"):
-        kept = [entry for entry in trackers.entries() if entry.value not in OTHER_TRACKERS]
-        known = ", ".join(str(entry.value) for entry in kept) or "TensorBoard files"
-        text = f"not supported: {', '.join(others)}; {known} and events.jsonl are written"
-        work.unused(trackers, text)
-        trackers.value = kept
-        if not kept:
+        work.unused(trackers, f"not supported: {', '.join(others)}")
+        trackers.value = [each for each in listed if str(each.value) not in others]
+        if not trackers.value:
             del config["trackers"]
 
 
 def _convert_qlora(work: Migration, config: Entries) -> None:
-    adapter = config.get("adapter_type")
-    if adapter is None or adapter.value != "qlora":
+    adapter = config.get("adapter_type", Item(None))
+    if adapter.value != "qlora":
         return
     for model in work.root.get("base_models", Item(None)).entries():
         bits = model.fields().get("quantization")

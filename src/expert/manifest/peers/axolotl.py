@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from expert.manifest.migrate.migration import Entries, Migration, take, with_value
-from expert.manifest.peers.rows import (
-    PREFERENCES,
-    NamedDataset,
-    put_rows,
-    put_validation,
-    title_of,
-)
+from expert.manifest.peers.rows import PREFERENCES, hub_path, mapping_of, put_rows
 from expert.manifest.peers.unused import report_unused
 from expert.manifest.schema.message_names import ROLES
-from expert.manifest.text.item import Item, is_comment, shown
+from expert.manifest.text.item import Item, shown
 
 # With any of these, a file with micro_batch_size is Axolotl's.
 _DISTINCTIVE_KEYS = (
@@ -28,46 +22,39 @@ _FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
 _TEXT_TYPES = ("completion", "pretrain", "pretraining")
 _PREFERENCE_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
 _CADENCES = {"evals_per_epoch": "evaluation_strategy", "saves_per_epoch": "save_strategy"}
-_NOT_USED = {
-    **dict.fromkeys(("type", "conversation", "chat_template"), "columns and template format rows"),
-    "drop_system_message": "system messages are kept",
-    **dict.fromkeys(
-        (
-            *("message_property_mappings", "message_field_role", "message_field_content", "roles"),
-            *("message_field_training", "message_field_training_detail", "field_thinking"),
-        ),
-        "the usual names of roles are read",
-    ),
-    "revision": "the latest version on the hub is read",
-}
+# Of an entry of `datasets`: what changes nothing.
+_SILENT = ("shards_idx", "preprocess_shards", "trust_remote_code")
 
 
 def read_axolotl(work: Migration) -> None:
+    root, none = work.root, Item(None)
     for key, home in _CADENCES.items():
-        item = take(work.root, key)
+        item = take(root, key)
         if item.value is not None and type(item.value) is not int:
             work.refuse(item, "a whole number")
         elif item.value is not None:
-            work.convert(work.root, home, "epoch" if item.value else "no", item)
+            work.convert(root, home, "epoch" if item.value else "no", item)
             if item.whole > 1:
                 work.report("warning", item, f"once per epoch, not {item.value} times")
+    signs = [key for key in _DISTINCTIVE_KEYS if key in root]
     _read_rows(work)
-    signs = [key for key in _DISTINCTIVE_KEYS if key in work.root]
-    signs += ["datasets"] if "rows of a list" in work.seen else []
-    if signs and not work.is_expert_manifest:  # micro_batch_size is ours
-        _batches(work, is_certain=len(signs) > 1)
-    if len(signs) > 1 and not work.is_expert_manifest:
-        _default_to_full(work)
-    linear, modules = take(work.root, "lora_target_linear"), work.root.get("lora_target_modules")
-    if linear.value is True and not (modules and modules.value):
-        work.convert(work.root, "target_modules", "all-linear", linear)
+    if not work.is_expert_manifest:  # micro_batch_size is ours
+        if signs:
+            _batches(work, is_certain=len(signs) > 1)
+        named = root.get("adapter") or root.get("adapter_type") or Item(None, "adapter")
+        if len(signs) > 1 and not named.value:
+            root.pop("adapter", None)
+            root["adapter_type"] = with_value(named, "full")
+            work.read_as(named, "training.config.adapter_type: full (no adapter is named)")
+    linear = take(root, "lora_target_linear")
+    if linear.value is True and not root.get("lora_target_modules", none).value:
+        work.convert(root, "target_modules", "all-linear", linear)
     elif linear.value not in (None, True, False):
         work.refuse(linear, "true or false")
     for key in ("exact_deduplication", "dataset_exact_deduplication"):
-        item = take(work.root, key)
+        item = take(root, key)
         if item.value:
-            checks = work.section("training", "dataset", "validation")
-            work.place(checks, "deduplicate", item, "training.dataset.validation.deduplicate")
+            work.put("training.dataset.validation.deduplicate", item)
 
 
 def _read_rows(work: Migration) -> None:
@@ -76,29 +63,24 @@ def _read_rows(work: Migration) -> None:
     if "path" in listed.fields():
         listed = with_value(listed, [listed])  # one, without a dash
     if listed.entries():
-        work.seen.add("rows of a list")
-        sets = [_data_set(work, entry) for entry in listed.entries()]
-        put_rows(work, [named for named in sets if named is not None])
+        put_rows(work, listed, [_data_set(work, entry) for entry in listed.entries()])
     elif listed.value not in (None, []):
         work.root["datasets"] = listed  # not a list: metadata
     tests = take(work.root, "test_datasets").entries()  # evaluated during training: validation
-    if tests:
-        is_one = len(tests) == 1
-        put_validation(work, tests[0], [_data_set(work, e) if is_one else None for e in tests])
+    if len(tests) > 1:
+        work.problem(tests[0], f"{len(tests)} sets of validation rows", "keep one of them")
+    elif tests and (path := _data_set(work, tests[0]).get("path")):
+        work.put("training.dataset.validation_path", path)
     item = take(work.root, "pretraining_dataset")
     entries = item.entries() or ([item] if item.value else [])
     if len(entries) > 1:
         work.problem(item, f"{len(entries)} streamed data sets", "name one of them")
     elif entries:
-        work.seen.add("rows of a list")
         fields = entries[0].fields()
         fields.setdefault("type", with_value(entries[0], "pretrain"))
         if "text_column" in fields:
             fields["field"] = fields.pop("text_column")
-        named = _data_set(work, entries[0])
-        if named is not None:
-            named.more["streaming"] = with_value(item, True)
-            put_rows(work, [named])
+        put_rows(work, item, [{**_data_set(work, entries[0]), "streaming": with_value(item, True)}])
 
 
 def _batches(work: Migration, *, is_certain: bool) -> None:
@@ -128,42 +110,47 @@ def _batches(work: Migration, *, is_certain: bool) -> None:
         work.report("warning", count, "a stream is not packed in advance: it counts rows here")
 
 
-def _default_to_full(work: Migration) -> None:
-    """Without `adapter`, Axolotl trains all weights; the default here is lora."""
-    named = work.root.get("adapter") or work.root.get("adapter_type") or Item(None, "adapter")
-    if not named.value:
-        work.root.pop("adapter", None)
-        work.root["adapter_type"] = with_value(named, "full")
-        work.read_as(named, "training.config.adapter_type: full (no adapter is named)")
-
-
-def _data_set(work: Migration, entry: Item) -> NamedDataset | None:
+def _data_set(work: Migration, entry: Item) -> Entries:
+    """An entry of `datasets` as keys of training.dataset."""
     if isinstance(entry.value, str):
-        return NamedDataset(title_of(entry.value), entry, entry)
+        return {"path": entry}
     if not isinstance(entry.value, dict):
         work.refuse(entry, "an object with a path")
-        return None
+        work.seen.add("no rows")
+        return {}
     fields = dict(entry.value)
-    named = NamedDataset("rows", entry)
-    _read_location(work, fields, named)
-    _read_columns(work, fields, named)
+    found = _location(work, fields, entry)
+    under = fields["type"].fields() if "type" in fields else {}
+    columns = {part: take(under if key in under else fields, key) for key, part in _COLUMNS.items()}
+    kind, column = fields.get("type", Item(None)), take(fields, "field")
+    word = str(kind.value)
+    if word in _TEXT_TYPES:
+        columns["text"] = column if column.value else with_value(kind, "text")
+    elif column.value:
+        work.unused(column)
+    if word in _TEXT_TYPES or isinstance(kind.value, dict):
+        del fields["type"]
+    elif word == "input_output":
+        fix = 'use messages; a message with "weight": 0 is not trained on'
+        work.problem(kind, "input_output: segments with their own labels", fix)
+    elif word.startswith(_PREFERENCE_TYPES) and "another method" not in work.seen:
+        work.problem(kind, f"{word}: {PREFERENCES[0]}", PREFERENCES[1])
+    for item in under.values():
+        if item.value and item.value != "{system}":
+            work.unused(item, "prompt_template formats the rows")
+    found |= mapping_of(work, columns)
     _check_training(work, fields)
-    for key in ("field_mapping", "max_samples"):
-        if key in fields:
-            named.more[key] = fields.pop(key)
-    for key in [key for key in fields if key in _NOT_USED]:
-        item = fields.pop(key)
-        if item.value:
-            work.unused(item, _NOT_USED[key])
+    found |= {key: fields.pop(key) for key in ("field_mapping", "max_samples") if key in fields}
     report_unused(work, fields)
     for key, item in fields.items():
-        if not is_comment(key) and item.value not in (None, False, ""):
-            work.unused(item)
-    return named
+        if key not in _SILENT and item.value not in (None, False, ""):
+            reason = "columns and the template format rows" if key == "type" else ""
+            work.unused(item, reason)
+    return found
 
 
-def _read_location(work: Migration, fields: Entries, named: NamedDataset) -> None:
-    """Path, split, configuration and format."""
+def _location(work: Migration, fields: Entries, entry: Item) -> Entries:
+    """The path with split and configuration, and the format."""
     path, files = fields.pop("path", None), take(fields, "data_files")
     kind = take(fields, "ds_type")
     if files.value:
@@ -176,48 +163,21 @@ def _read_location(work: Migration, fields: Entries, named: NamedDataset) -> Non
             work.problem(files, what, fix)
         else:
             path = listed[0]
-    named.path = path
     if path is None:
-        work.problem(named.item, "has no path", "add path")
+        work.problem(entry, "has no path", "add path")
         work.seen.add("no rows")
-    elif isinstance(path.value, str):
-        named.name = title_of(path.value)
-    splits = [take(fields, key) for key in ("split", "train_on_split")]
-    named.split = next((split for split in splits if split.value is not None), Item(None))
-    named.subset = take(fields, "name")
-    if kind.value in _FORMATS:
-        named.more["format"] = kind
+        return {}
+    split, split_too = (take(fields, key) for key in ("split", "train_on_split"))
+    split, subset = split if split.value is not None else split_too, take(fields, "name")
+    source = hub_path(path, split, subset)
+    part = split if split.value is not None else subset
+    if part.value is not None:
+        work.read_as(part, f"path: {source.value}")
     shards = take(fields, "shards")
     if shards.value not in (None, 0, 1):
         fix = "training.dataset.max_samples takes the first N rows"
         work.problem(shards, f"selects one of {shown(shards.plain())} shards", fix)
-    for key in ("shards_idx", "preprocess_shards", "trust_remote_code"):
-        fields.pop(key, None)
-
-
-def _read_columns(work: Migration, fields: Entries, named: NamedDataset) -> None:
-    """Convert `type` and the column names of an entry, or of its `type`."""
-    kind, column = fields.get("type", Item(None)), take(fields, "field")
-    word = str(kind.value)
-    under = kind.fields()
-    if under:
-        del fields["type"]
-    elif word in _TEXT_TYPES:
-        del fields["type"]
-        named.mapping["text"] = column if column.value else with_value(kind, "text")
-    elif word.startswith(_PREFERENCE_TYPES) and "another method" not in work.seen:
-        del fields["type"]
-        work.problem(kind, f"{word}: {PREFERENCES[0]}", PREFERENCES[1])
-    elif word == "input_output":
-        del fields["type"]
-        fix = 'use messages; a message with "weight": 0 is not trained on'
-        work.problem(kind, "input_output: segments with their own labels", fix)
-    for zone in (under, fields):
-        for key, part in _COLUMNS.items():
-            named.map_column(part, take(zone, key))
-    for item in under.values():
-        if item.value and item.value != "{system}":
-            work.unused(item, "prompt_template formats the rows")
+    return {"path": source, **({"format": kind} if kind.value in _FORMATS else {})}
 
 
 def _check_training(work: Migration, fields: Entries) -> None:

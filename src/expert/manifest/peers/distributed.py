@@ -4,15 +4,12 @@ depend on the number of GPUs, and the plan offloads what does not fit otherwise.
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
-from expert.core.files import read_json
-from expert.manifest.migrate.aliases import CONFIG_ALIASES
-from expert.manifest.migrate.migration import Entries, Migration, as_item, convert_values_to, take
-from expert.manifest.text.item import Item, is_comment
+from expert.manifest.migrate.migration import Entries, Migration, convert_values_to, take
+from expert.manifest.text.item import Item
 
-_MAX_BYTES = 1_000_000
 # FSDP's sharding_strategy, by name and by number.
 _STRATEGIES: dict[Any, str] = {
     **dict.fromkeys(("full_shard", "1", 1, "hybrid_shard", "4", 4, "true"), "sharded"),
@@ -52,8 +49,9 @@ def _fsdp(work: Migration, zone: Entries, item: Item) -> None:
 def _fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
     """Convert `fsdp_config`; its keys may start with `fsdp_`. Without an `fsdp` key it means FSDP;
     with one, even empty, that decides."""
-    fields = _object(work, item, "an object, or the path of a JSON file").fields()
-    entries = {f"fsdp_{k.removeprefix('fsdp_')}": v for k, v in fields.items() if not is_comment(k)}
+    if not isinstance(item.value, dict) and item.value != "":
+        work.refuse(item, "an object")
+    entries = {f"fsdp_{key.removeprefix('fsdp_')}": entry for key, entry in item.fields().items()}
     is_told = {"fsdp", "distributed"} & zone.keys() or "fsdp_sharding_strategy" in entries
     if entries and not is_told:
         work.convert(zone, "distributed", "sharded", item)
@@ -65,74 +63,40 @@ def _fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
 
 
 def _deepspeed(work: Migration, zone: Entries, item: Item) -> None:
-    """Convert a ZeRO config: its path, the object, or accelerate's deepspeed_config."""
-    if item.value in (False, "", []) or item.value == {}:
+    """Convert a ZeRO config, or accelerate's deepspeed_config. Of a file, only the stage in its
+    name is read."""
+    if item.value in (False, "", "none") or item.value in ([], {}):
         return
-    item = _object(work, item, "the path of a ZeRO config, or an object")
-    fields = {key: entry for key, entry in item.fields().items() if not is_comment(key)}
+    if isinstance(item.value, str):
+        name = PurePosixPath(item.value.replace("\\", "/")).stem
+        if stage := _STAGE_IN_A_NAME.search(name):
+            work.convert(zone, "distributed", _STAGES[int(stage[1])], item)
+            work.unused(item, "only the stage in its name is read")
+        else:
+            work.report("warning", item, "not read: distributed: auto decides")
+        return
+    if not isinstance(item.value, dict):
+        work.refuse(item, "the path of a ZeRO config, or an object")
+        return
+    fields = dict(item.value)
     file = take(fields, "deepspeed_config_file")
-    if isinstance(file.value, str) and file.value not in ("", "none"):
+    if file.value is not None:
         _deepspeed(work, zone, file)
     fields |= take(fields, "zero_optimization").fields()
-    stage = fields.pop("stage", None) or fields.pop("zero_stage", None)
-    if stage is not None:
-        convert_values_to("distributed", _STAGES, "0, 1, 2 or 3")(work, zone, stage)
+    stage_item = fields.pop("stage", None) or fields.pop("zero_stage", None)
+    if stage_item is not None:
+        convert_values_to("distributed", _STAGES, "0, 1, 2 or 3")(work, zone, stage_item)
     for key, home in _DEEPSPEED_VALUES.items():
         entry = take(fields, key)
         if entry.value not in (None, "auto"):
-            _set_or_compare(work, zone, home, entry)
+            work.place(zone, home, entry, f"training.config.{home}")
     for key in ("bf16", "fp16"):
         enabled = take(fields, key).get("enabled") or Item(None)
-        if isinstance(enabled.value, bool):
-            _set_or_compare(work, zone, key, enabled, only_compare=not enabled.value)
+        if enabled.value is True:
+            work.place(zone, key, enabled, f"training.config.{key}")
     names = [name for name, entry in fields.items() if entry.value != "auto"]
     if names:
         work.unused(item, f"{', '.join(sorted(names))}")
-
-
-def _set_or_compare(
-    work: Migration, zone: Entries, home: str, item: Item, *, only_compare: bool = False
-) -> None:
-    """Set a key of training.config; a value of the manifest under any name must agree."""
-    config = work.config.fields() if work.config is not None else {}
-    for section in (zone, work.root, work.section("training"), config):
-        for name, present in section.items():
-            is_set = present.value not in (None, "auto")
-            if CONFIG_ALIASES.get(name, name) == home and is_set:
-                if present.plain() != item.plain():
-                    work.conflict(item, present)
-                return
-    if not only_compare and "batch_tokens" not in {**zone, **config}:
-        zone[home] = item
-        work.read_as(item, f"training.config.{home}")
-
-
-def _object(work: Migration, item: Item, expected: str) -> Item:
-    """`item`, or the content of the JSON file it names; for a missing one, the ZeRO stage in its
-    name. Anything but an object is a problem."""
-    if isinstance(item.value, dict):
-        return item
-    if not isinstance(item.value, str):
-        work.refuse(item, expected)
-        return Item(None)
-    named = Path(item.value.replace("\\", "/"))
-    for file in (work.folder / named, named):
-        try:
-            if not file.is_file():
-                continue
-            content = read_json(file, _MAX_BYTES, encoding="utf-8-sig")
-        except (OSError, ValueError) as error:
-            work.problem(item, f"{file} cannot be read: {error}")
-            return Item(None)
-        if not isinstance(content, dict):
-            work.problem(item, f"{file} is not a JSON object")
-        return as_item(content, item, named.name)
-    stage = _STAGE_IN_A_NAME.search(named.stem)
-    if stage is None or not item.key.startswith("deepspeed"):
-        work.report("warning", item, f"there is no {item.value}: distributed: auto decides")
-        return Item(None)
-    work.report("note", item, f"there is no {item.value}: read as ZeRO-{stage[1]}, from its name")
-    return as_item({"zero_optimization": {"stage": int(stage[1])}}, item, named.name)
 
 
 FSDP_KEYS = {

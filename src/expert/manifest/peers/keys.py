@@ -21,34 +21,21 @@ from expert.manifest.migrate.migration import (
     with_value,
 )
 from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
-from expert.manifest.schema.kinds import PromptTemplate, Tracker
+from expert.manifest.schema.kinds import Tracker
 from expert.manifest.text.item import Item, shown
 
-OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
-"""Values of `stage` and `rl` that are not supervised fine-tuning."""
 _MEDIA_TEMPLATE = re.compile(
     r"_vl\b|_vl_|vl$|llava|pixtral|vision|omni|audio|internvl|minicpm_[vo]|paligemma|mllama|glm4v"
     r"|voxtral|idefics|smolvlm|moss_?vl|gemma3n"
 )
-_FAMILIES = (
-    *("llama", "qwen", "gemma", "mistral", "phi", "deepseek", "falcon", "yi", "command"),
-    *("cohere", "granite", "olmo", "glm", "exaone", "smollm", "ministral"),
-)
-# Templates with a name of their own; that of a family means the tokenizer's template.
-_OWN_TEMPLATES = [
-    name for name in get_args(PromptTemplate) if not any(family in name for family in _FAMILIES)
-]
+_OWN_TEMPLATES = ("tokenizer", "alpaca", "chatml")
+"""Those of other names are families of models there: the tokenizer's template is used."""
 # Names of precisions, with the values of bf16 and fp16.
 _FLOATS = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "bf16-mixed"), (True, False)),
     **dict.fromkeys(("fp16", "float16", "half", "16-true", "16-mixed"), (False, True)),
     **dict.fromkeys(("fp32", "float32", "float", "no", "32-true"), (False, False)),
 }
-
-
-def _place_later(place: Callable[[Migration, Item], None]) -> Rule:
-    """A rule that needs all other keys in place first."""
-    return lambda work, _, item: work.later.append((place, item))
 
 
 def convert_keys(work: Migration, zone: Entries) -> None:
@@ -66,31 +53,15 @@ def convert_keys(work: Migration, zone: Entries) -> None:
         work.later.append((_min_rate, options.pop("min_lr_rate")))
 
 
-def read_methods(work: Migration) -> None:
-    """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT."""
-    for key in ("stage", "rl"):
-        item = work.root.get(key, Item(None))
-        word = str(item.value).lower()
-        if word in OTHER_METHODS:
-            del work.root[key]
-            work.seen.add("another method")
-            what = f"{word} is not supported: only sft (supervised fine-tuning) is"
-            work.problem(item, what, "use rows with answers, and leave the key out")
-        elif key == "rl" and item.value in (None, False):
-            work.root.pop(key, None)
-
-
 # --- keys that stay in their section -------------------------------------------------------------
 
 
 def _template(work: Migration, zone: Entries, item: Item) -> None:
     """Convert `template` and `chat_template`: a template of that name, or the tokenizer's."""
     word = str(item.value).lower()
-    if not isinstance(item.value, str):
-        work.refuse(item, "the name of a template")
-    elif "{{" in word or "{%" in word:
-        fix = "put it into the base model's tokenizer_config.json; prompt_template: tokenizer"
-        work.problem(item, "inline templates are not read", f"{fix} uses it")
+    if not isinstance(item.value, str) or "{{" in word or "{%" in word:
+        fix = "put a template into the base model's tokenizer_config.json"
+        work.problem(item, "only the name of a template is read", fix)
     elif _MEDIA_TEMPLATE.search(word):
         fix = "only text is trained: name a model and a template for text"
         work.problem(item, f"{word} is a template for images or sound", fix)
@@ -99,14 +70,12 @@ def _template(work: Migration, zone: Entries, item: Item) -> None:
     elif word == "empty":
         fix = "name the column with the whole text: training.dataset.text_field"
         work.problem(item, "empty: rows without a template", fix)
-    elif word.startswith("tokenizer_default") or any(name in word for name in _FAMILIES):
-        work.convert(zone, "prompt_template", "auto", item)
     elif word != "jinja":  # chat_template_jinja is refused
-        work.report("warning", item, f"no {shown(word)} template here; the tokenizer's is used")
+        work.convert(zone, "prompt_template", "auto", item)
 
 
 def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
-    zones = [zone, work.root, work.config.fields() if work.config is not None else {}]
+    zones = [zone, work.root, (work.config or Item(None)).fields()]
     if any(name in section for name in ("bf16", "fp16", *DTYPE_NAMES) for section in zones):
         work.unused(item, "bf16 and fp16 decide")
     else:
@@ -131,17 +100,17 @@ def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
         work.read_as(item, f"training.config.packing: {known}")
 
 
-def _revision(work: Migration, item: Item) -> None:
+def _revision(work: Migration, zone: Entries, item: Item) -> None:
     if item.value != "main":
-        work.place_in_model("revision", item)
+        work.later.append((lambda work, item: work.put("base_models[0].revision", item), item))
 
 
-def _tracker(name: str, key: str = "") -> Rule:
-    """A rule for a key that turns a tracker on; its value may also set `key`."""
+def _tracker(name: str) -> Rule:
+    """A rule for a key that turns a tracker on; the name of a project also sets tracker_project."""
 
     def rule(work: Migration, zone: Entries, item: Item) -> None:
-        if item.value and key:
-            _text(key)(work, zone, item)
+        if item.value and not item.key.startswith("use_"):
+            _text("tracker_project")(work, zone, item)
         if item.value:
             work.later.append((lambda work, item: _add_tracker(work, item, name), item))
 
@@ -163,19 +132,14 @@ def _add_tracker(work: Migration, item: Item, name: str) -> None:
 
 def _text(key: str) -> Rule:
     def rule(work: Migration, zone: Entries, item: Item) -> None:
-        if isinstance(item.value, str) and item.value:
+        if item.key == "run_name" and zone is work.root and work.is_expert_manifest:
+            zone["run_name"] = item  # metadata
+        elif isinstance(item.value, str) and item.value:
             work.convert(zone, key, item.value, item)
         elif item.value:
             work.refuse(item, "text")
 
     return rule
-
-
-def _run_name(work: Migration, zone: Entries, item: Item) -> None:
-    if zone is work.root and work.is_expert_manifest:
-        zone["run_name"] = item  # metadata
-    else:
-        _text("tracker_run_name")(work, zone, item)
 
 
 # --- keys that are converted last ----------------------------------------------------------------
@@ -250,7 +214,7 @@ def _adam_beta(work: Migration, item: Item) -> None:
     config, position = work.section("training", "config"), int(item.path[-1]) - 1
     betas = config.get("betas")
     if betas is not None and betas.path.endswith("betas"):
-        present = betas.below(position)
+        present = betas.get(position)
         if present is None or present.plain() != item.plain():
             work.conflict(item, betas)
         return
@@ -277,7 +241,7 @@ SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
     **dict.fromkeys(DTYPE_NAMES, _dtype),
     **dict.fromkeys(AMP_NAMES, _amp),
     **dict.fromkeys(LOAD_IN_NAMES, _load_in),
-    **dict.fromkeys(MODEL_NAMES, lambda work, item: work.place_in_model("name", item)),
+    **dict.fromkeys(MODEL_NAMES, lambda work, item: work.put("base_models[0].name", item)),
     **dict.fromkeys(ADAM_BETAS, _adam_beta),
     "use_dora": _use_dora,
 }
@@ -290,54 +254,54 @@ _ATTENTION: dict[Any, str | None] = {
     **{"sdpa": "sdpa", "auto": "auto", False: None},
 }
 _KERNELS = "auto, flash, sdpa, flex or eager"
-_CHECKPOINTING: dict[Any, str | bool] = {"unsloth": "auto", "true": True, True: True, False: False}
-_OVERLONG = {"drop": "drop", "truncate": "cut"}
-_TRUE_OR_FALSE = {True: True, False: False}
-_FIRST_ANSWERS = {True: False, False: True}
-CONVERTED: dict[str, Rule] = {
-    **dict.fromkeys(("template", "chat_template"), _template),
-    "bnb_4bit_compute_dtype": _compute_dtype,
-    "quantization_bit": convert_values_to("quantization", {4: "int4", 8: "int8"}, "4 or 8"),
-    "float16": convert_values_to("fp16", {True: True}),
-    **dict.fromkeys(("bfloat16", "pure_bf16"), convert_values_to("bf16", {True: True})),
-    "float32": convert_values_to("dtype", {True: "float32"}),
-    **dict.fromkeys(("attn", "flash_attn"), convert_values_to("attention", _ATTENTION, _KERNELS)),
-    "sdp_attention": convert_values_to("attention", {True: "sdpa"}),
-    "eager_attention": convert_values_to("attention", {True: "eager"}),
-    "flex_attention": convert_values_to("attention", {True: "flex"}),
-    "flash_attention_3": convert_values_to("attention", {True: "flash"}),
-    "disable_gradient_checkpointing": convert_values_to("gradient_checkpointing", {True: False}),
-    "use_gradient_checkpointing": convert_values_to(
-        "gradient_checkpointing", _CHECKPOINTING, 'true, false or "unsloth"'
+# The key here, its values by those there, and what is expected; "": other values are dropped.
+_VALUES: dict[str, tuple[str, dict[Any, Any], str]] = {
+    "quantization_bit": ("quantization", {4: "int4", 8: "int8"}, "4 or 8"),
+    "float16": ("fp16", {True: True}, ""),
+    **dict.fromkeys(("bfloat16", "pure_bf16"), ("bf16", {True: True}, "")),
+    "float32": ("dtype", {True: "float32"}, ""),
+    **dict.fromkeys(("attn", "flash_attn"), ("attention", _ATTENTION, _KERNELS)),
+    "sdp_attention": ("attention", {True: "sdpa"}, ""),
+    "eager_attention": ("attention", {True: "eager"}, ""),
+    "flex_attention": ("attention", {True: "flex"}, ""),
+    "flash_attention_3": ("attention", {True: "flash"}, ""),
+    "disable_gradient_checkpointing": ("gradient_checkpointing", {True: False}, ""),
+    "use_gradient_checkpointing": (
+        "gradient_checkpointing",
+        {"unsloth": "auto", "true": True, True: True, False: False},
+        'true, false or "unsloth"',
     ),
-    "full_finetuning": convert_values_to("adapter_type", {True: "full"}),
-    "use_peft": convert_values_to("adapter_type", {True: "lora", False: "full"}),
-    "peft_use_dora": lambda work, zone, item: work.place(zone, "use_dora", item, item.path),
-    "excess_length_strategy": convert_values_to("overlong", _OVERLONG, "drop or truncate"),
-    "validation_split_percentage": _percentage,
+    "full_finetuning": ("adapter_type", {True: "full"}, ""),
+    "use_peft": ("adapter_type", {True: "lora", False: "full"}, ""),
+    "excess_length_strategy": ("overlong", {"drop": "drop", "truncate": "cut"}, "drop or truncate"),
     **dict.fromkeys(
         (
             *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
             *("train_on_completions_only", "mask_prompt"),
         ),
-        convert_values_to("train_on_prompt", _FIRST_ANSWERS, "true or false"),
+        ("train_on_prompt", {True: False, False: True}, "true or false"),
     ),
+    "dataset_streaming": ("streaming", {True: True, False: False}, "true or false"),
+    **dict.fromkeys(("use_cpu", "no_cuda"), ("device", {True: "cpu"}, "")),
+}
+CONVERTED: dict[str, Rule] = {
+    **{key: convert_values_to(*rule) for key, rule in _VALUES.items()},
+    **dict.fromkeys(("template", "chat_template"), _template),
+    "bnb_4bit_compute_dtype": _compute_dtype,
+    "peft_use_dora": lambda work, zone, item: work.place(zone, "use_dora", item, item.path),
+    "validation_split_percentage": _percentage,
     "packing_strategy": _packing_strategy,
-    "dataset_streaming": convert_values_to("streaming", _TRUE_OR_FALSE, "true or false"),
-    **dict.fromkeys(("use_cpu", "no_cuda"), convert_values_to("device", {True: "cpu"})),
-    **dict.fromkeys(("model_revision", "revision_of_model"), _place_later(_revision)),
-    **dict.fromkeys(("cosine_min_lr_ratio", "min_lr"), _place_later(_min_rate)),
-    "wandb_project": _tracker("wandb", "tracker_project"),
+    **dict.fromkeys(("model_revision", "revision_of_model"), _revision),
     **dict.fromkeys(
-        ("mlflow_project", "mlflow_experiment_name"), _tracker("mlflow", "tracker_project")
+        ("cosine_min_lr_ratio", "min_lr"),
+        lambda work, zone, item: work.later.append((_min_rate, item)),
     ),
-    **dict.fromkeys(
-        ("trackio_project", "trackio_project_name"), _tracker("trackio", "tracker_project")
-    ),
+    "wandb_project": _tracker("wandb"),
+    **dict.fromkeys(("mlflow_project", "mlflow_experiment_name"), _tracker("mlflow")),
+    **dict.fromkeys(("trackio_project", "trackio_project_name"), _tracker("trackio")),
     **{f"use_{name}": _tracker(name) for name in get_args(Tracker)},
-    "run_name": _run_name,
     **dict.fromkeys(
-        ("wandb_name", "wandb_run_name", "mlflow_run_name", "trackio_run_name"),
+        ("run_name", "wandb_name", "wandb_run_name", "mlflow_run_name", "trackio_run_name"),
         _text("tracker_run_name"),
     ),
     **DISTRIBUTED_KEYS,

@@ -9,24 +9,18 @@ from expert.manifest.migrate.migration import (
     take,
     with_value,
 )
-from expert.manifest.peers.rows import NamedDataset, put_mapping
-from expert.manifest.text.item import Item, is_comment, shown
+from expert.manifest.peers.rows import hub_path, mapping_of
+from expert.manifest.text.item import Item, shown
 
 _SETS = {
     "alpaca_dataset": "tatsu-lab/alpaca",
     "alpaca_cleaned_dataset": "yahma/alpaca-cleaned",
-    "slimorca_dataset": "Open-Orca/SlimOrca-Dedup",
-    "samsum_dataset": "Samsung/samsum",
-    "grammar_dataset": "liweili/c4_200m",
-    "cnn_dailymail_articles_dataset": "abisee/cnn_dailymail",
-    "wikitext_dataset": "EleutherAI/wikitext_document_level",
 }
 _COLUMNS = {
     **{"input": "instruction", "output": "response", "system": "system", "tools": "tools"},
     **dict.fromkeys(("messages", "conversations", "conversation_column"), "messages"),
     "column": "text",
 }
-# The key here, or the reason why there is none.
 _NAMES = {
     "enable_activation_checkpointing": "gradient_checkpointing",
     "log_every_n_steps": "logging_steps",
@@ -46,9 +40,9 @@ _ARGUMENTS = {"packed": "packing", "train_on_input": "train_on_prompt"}
 
 def read_torchtune(work: Migration) -> None:
     root, none = work.root, Item(None)
-    model, rows = (root.get(key, none) for key in ("model", "dataset"))
-    model_class, rows_class = model.get("_component_"), rows.get("_component_")
-    if model_class is None and rows_class is None:
+    sections = {key: root.get(key, none) for key in ("model", "dataset", "dataset_val")}
+    classes = {key: name for key, at in sections.items() if (name := at.get("_component_"))}
+    if not {"model", "dataset"} & classes.keys():
         return
     folder = take(root, "checkpointer").get("checkpoint_dir") or none
     if isinstance(folder.value, str):
@@ -57,16 +51,14 @@ def read_torchtune(work: Migration) -> None:
     length = root.get("tokenizer", none).get("max_seq_len") or none
     if length.value is not None:
         work.place(root, "max_seq_length", length, "training.config.max_seq_length")
-    if model_class is not None:
-        del root["model"]
-        _read_model(work, model.fields(), model_class)
-    if rows_class is not None:
-        del root["dataset"]
-        _read_rows(work, rows.fields(), rows_class)
-    validation = root.get("dataset_val", none)
-    if (rows_class := validation.get("_component_")) is not None:
-        del root["dataset_val"]
-        _put_source(work, "validation_path", validation.fields(), rows_class)
+    for key, name in classes.items():
+        fields = root.pop(key).fields()
+        if key == "model":
+            _read_model(work, fields, name)
+        elif key == "dataset":
+            _read_rows(work, fields, name)
+        else:
+            _put_source(work, "validation_path", fields, name)
     packs = root.get("packing", none).value is True
     if packs and length.whole and root.get("batch_size", none).whole:
         work.put_batch_tokens(root.pop("batch_size"), length.whole)
@@ -88,18 +80,13 @@ def _read_model(work: Migration, fields: Entries, name: Item) -> None:
     """Convert a model class: its name gives the kind of adapter, its arguments the rest."""
     root, word = work.root, str(name.value).rpartition(".")[2]
     is_lora = word.startswith(("lora_", "qlora_"))
-    dora, quantised, modules, mlp, head = (
-        take(fields, key)
-        for key in (
-            *("use_dora", "quantize_base", "lora_attn_modules", "apply_lora_to_mlp"),
-            "apply_lora_to_output",
-        )
-    )
-    kind = "dora" if dora.value is True else "lora"
+    kind = "dora" if take(fields, "use_dora").value is True else "lora"
     root.setdefault("adapter_type", with_value(name, kind if is_lora else "full"))
     work.read_as(name, f"training.config.adapter_type: {root['adapter_type'].value}")
+    quantised = take(fields, "quantize_base")
     if quantised.value is True or word.startswith("qlora_"):
         work.convert(root, "quantization", "int4", quantised if quantised.value else name)
+    modules, mlp = take(fields, "lora_attn_modules"), take(fields, "apply_lora_to_mlp")
     if not isinstance(modules.value, list | None):
         work.refuse(modules, "a list of layers")
     names = [str(layer.value).replace("output_proj", "o_proj") for layer in modules.entries()]
@@ -108,6 +95,7 @@ def _read_model(work: Migration, fields: Entries, name: Item) -> None:
         at = modules if modules.entries() else mlp
         root.setdefault("target_modules", with_value(at, [with_value(at, n) for n in names]))
         work.read_as(at, f"training.config.target_modules: {', '.join(names)}")
+    head = take(fields, "apply_lora_to_output")
     if head.value is True:
         work.problem(head, "the head cannot have an adapter", "write false")
     for key in ("lora_rank", "lora_alpha", "lora_dropout"):
@@ -116,12 +104,12 @@ def _read_model(work: Migration, fields: Entries, name: Item) -> None:
     _report_arguments(work, fields)
 
 
-def _read_rows(work: Migration, fields: Entries, kind: Item) -> None:
-    is_alpaca = str(kind.value).rpartition(".")[2].startswith("alpaca_")
+def _read_rows(work: Migration, fields: Entries, name: Item) -> None:
+    is_alpaca = str(name.value).rpartition(".")[2].startswith("alpaca_")
     if is_alpaca and "train_on_input" not in fields and not work.is_override:
-        work.root.setdefault("train_on_prompt", with_value(kind, True))
-        work.read_as(kind, "training.config.train_on_prompt: true (torchtune's default for Alpaca)")
-    _put_source(work, "path", fields, kind)
+        work.root.setdefault("train_on_prompt", with_value(name, True))
+        work.read_as(name, "training.config.train_on_prompt: true (torchtune's default for Alpaca)")
+    _put_source(work, "path", fields, name)
     for key in [key for key in _ARGUMENTS if key in fields]:
         home = _ARGUMENTS[key]
         work.place(work.root, home, fields.pop(key), f"training.config.{home}")
@@ -130,39 +118,37 @@ def _read_rows(work: Migration, fields: Entries, kind: Item) -> None:
         convert_values_to("train_on_prompt", _MASKS, " or ".join(_MASKS))(work, work.root, mask)
     if "new_system_prompt" in fields:
         work.root["default_system"] = fields.pop("new_system_prompt")  # refused later
-    columns = {**fields, **take(fields, "column_map").fields()}
-    parts = {**_COLUMNS, **({"input": "input"} if "instruction" in columns else {})}
-    named = NamedDataset("rows", kind)
-    for key, item in columns.items():
-        if key in parts or key == "instruction":
-            fields.pop(key, None)
-            named.map_column(parts.get(key, key), item)
-        elif key not in fields:
-            work.unused(item, "an argument of a class")
-    put_mapping(work, named)
-    _report_arguments(work, fields)
+    under = take(fields, "column_map").fields()
+    parts = dict(_COLUMNS)
+    if "instruction" in {*fields, *under}:
+        parts |= {"instruction": "instruction", "input": "input"}
+    columns = {part: take(zone, key) for zone in (fields, under) for key, part in parts.items()
+               if key in zone}  # fmt: skip
+    for key, item in mapping_of(work, columns).items():
+        work.dataset.setdefault(key, item)
+    _report_arguments(work, {**fields, **under})
 
 
-def _put_source(work: Migration, key: str, fields: Entries, kind: Item) -> None:
+def _put_source(work: Migration, key: str, fields: Entries, name: Item) -> None:
     """Set `key` of training.dataset to a file, or to a hub id with its split."""
-    source, files, split = (take(fields, name) for name in ("source", "data_files", "split"))
+    source, files, split = (take(fields, key) for key in ("source", "data_files", "split"))
     if files.value and source.value in ("json", "csv", "text", "parquet"):
         source = files.entries()[0] if len(files.entries()) == 1 else files
-    hub = _SETS.get(str(kind.value).rpartition(".")[2])
+    hub = _SETS.get(str(name.value).rpartition(".")[2])
     if source.value is None and hub is not None:
-        source = with_value(kind, hub)
-    place = NamedDataset("rows", kind, source, split).source
-    if place is None or not isinstance(place.value, str):
-        what = f"{shown(kind.plain())} is a Python class, which is not run"
-        work.problem(kind, what, "set training.dataset.path to a file or a hub id")
+        source = with_value(name, hub)
+    place = hub_path(source, split, Item(None))
+    if not isinstance(place.value, str):
+        what = f"{shown(name.plain())} is a Python class, which is not run"
+        work.problem(name, what, "set training.dataset.path to a file or a hub id")
         work.seen.add("no rows")
         return
-    if place.path == kind.path or place.value != source.value:
+    if place.path == name.path or place.value != source.value:
         work.read_as(place, f"training.dataset.{key}: {place.value}")
-    work.place_in_dataset(key, place)
+    work.put(f"training.dataset.{key}", place)
 
 
 def _report_arguments(work: Migration, fields: Entries) -> None:
     for key, item in fields.items():
-        if item.value is not None and not is_comment(key) and key != "conversation_style":
+        if item.value is not None and key not in ("conversation_style", "_component_"):
             work.unused(item, "an argument of a class")

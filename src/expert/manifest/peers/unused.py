@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +16,12 @@ from expert.manifest.migrate.aliases import (
 )
 from expert.manifest.migrate.migration import Entries, Migration
 from expert.manifest.peers.keys import CONVERTED
-from expert.manifest.text.item import is_comment, shown
+from expert.manifest.text.item import shown
 
-# An entry starts at the margin with its kind, the values that change nothing (default: false) and
-# the reason. Then, after ">", what to do about refused keys (by default: remove it), and the keys.
+# An entry starts at the margin with its kind, the values that change nothing (default: false), the
+# reason, and after ">" what to do about refused keys (default: remove it). Its keys follow.
 # fsdp_* matches all keys with this prefix that are not in the table; the longest prefix wins.
 _TABLE = r"""
-# --- Transformers and TRL
 not used
     remove_unused_columns dataset_kwargs dataloader_drop_last ignore_pad_token_for_loss strict debug
     logging_first_step logging_nan_inf_filter logging_strategy disable_tqdm skip_memory_metrics
@@ -42,59 +40,55 @@ not used
     loss_watchdog_threshold loss_watchdog_patience tool_format enable_thinking template_thinking_key
     split_thinking buffer_size image_max_pixels video_max_pixels image_size image_resize_algorithm
     freeze_vision_tower freeze_multi_modal_projector video_fps media_dir finetune_vision_layers
-not used: rows are tokenised once, on all cores
-    num_proc dataset_num_proc preprocessing_num_workers dataset_processes
-not used: prepared tokens are cached by content
-    dataset_prepared_path tokenized_path overwrite_cache skip_prepare_dataset
+    num_proc dataset_num_proc preprocessing_num_workers dataset_processes dataset_prepared_path
+    tokenized_path overwrite_cache skip_prepare_dataset save_only_model save_adapter_weights_only
+    model_type tokenizer_type tokenizer_use_fast tokenizer_legacy use_fast_tokenizer
+    tokenizer_config tokenizer_name tokenizer_name_or_path tokenizer tokenizer_use_mistral_common
+    fix_tokenizer is_llama_derived_model is_mistral_derived_model is_falcon_derived_model
+    processor_type special_tokens eot_tokens added_tokens_overrides pad_token eos_token bos_token
+    pad_to_sequence_len pad_to_multiple_of padding pad_to_max_length padding_free eval_packing
+    sample_packing_group_size sample_packing_bin_size max_packed_sequence_len eval_sample_packing
+    context_parallel_size tensor_parallel_size tensor_parallel_dim context_parallel_dim
+    sequence_parallel_degree sequence_parallel_size parallelism_config expert_parallel_size
 not used: expert export --push uploads the result
     push_to_hub push_dataset_to_hub hub_*
 not used: trackers has tensorboard, wandb, mlflow and trackio
     comet_* use_comet swanlab_* use_swanlab neptune_* otel_* use_otel*
 not used: trackers read accounts from the environment
     wandb_* mlflow_* trackio_* hf_mlflow_log_artifacts
-not used: checkpoints keep the optimizer's state too
-    save_only_model save_adapter_weights_only
 not used: expert train --resume continues a run
     resume_from_checkpoint auto_resume_from_checkpoints resume
 not used: expert validate judges answers, as training.decoding says
     do_predict predict_with_generate eval_table_size eval_max_new_tokens eval_causal_lm_metrics
     generation_num_beams eval_num_beams
-not used: the model's config.json and tokenizer decide
-    model_type tokenizer_type tokenizer_use_fast tokenizer_legacy use_fast_tokenizer
-    tokenizer_config tokenizer_name tokenizer_name_or_path tokenizer tokenizer_use_mistral_common
-    fix_tokenizer is_llama_derived_model is_mistral_derived_model is_falcon_derived_model
-    processor_type
-not used: the tokenizer's special tokens are used
-    special_tokens eot_tokens added_tokens_overrides pad_token eos_token bos_token
 not used: code runs only with --allow-remote-code
     trust_remote_code
-not used: packing leaves almost no padding
-    pad_to_sequence_len pad_to_multiple_of padding pad_to_max_length padding_free eval_packing
-    sample_packing_group_size sample_packing_bin_size max_packed_sequence_len eval_sample_packing
 not used: it belongs to preference training
     rl_* kto_* dpo_* orpo_* ppo_* grpo_* pref_* simpo_* reward_* center_rewards_* ref_model* trl_*
-refused: label smoothing is not supported
-    label_smoothing_factor
+refused unless false, 0, 0.0: it is not supported
+    label_smoothing_factor neftune_noise_alpha neftune
+refused: it is not supported
+    tokens new_special_tokens add_special_tokens add_tokens new_special_tokens_config resize_vocab
+    sample_packing_sequentially curriculum_sampling disable_shuffling qat layers_to_transform
+    lora_layers_to_transform peft_layers_to_transform peft_layers_pattern exclude_modules
+    target_parameters layer_replication peft_layer_replication lora_target_parameters rank_pattern
+    alpha_pattern loraplus_lr_ratio loraplus_lr_embedding train_from_scratch reinit_weights
+    lr_quadratic_warmup cosine_constant_lr_ratio lr_groups embedding_lr embedding_lr_scale relora
+    relora_* mixture_of_depths use_mod moe_aux_loss_coef use_pose pose_* lisa_* kd_*
+    jagged_restart_* use_llama_pro scaling_softmax reward_model process_reward_model num_labels
+    loftq_config use_loftq pissa_init pissa_*
 refused unless false, "nll": the loss is the answers' cross-entropy
     loss_type use_dft_loss use_eaft_loss use_asft_loss
 refused unless "keep_start": the end of a long row is cut
-    > write keep_start
     truncation_mode
-refused: a mixture is written as tasks
-    > write training.dataset.tasks: one for each data set, with its weight
+refused: a mixture is written as tasks > write training.dataset.tasks
     dataset_mixture dataset_mixer
-refused: custom templates are read from the base model
-    > put it into its tokenizer_config.json; prompt_template: tokenizer uses it
+refused: custom templates are read from the base model > put it into its tokenizer_config.json
     chat_template_path tokenizer_chat_template chat_template_jinja chat_template_kwargs
-refused: tokens cannot be added to a vocabulary
-    tokens new_special_tokens add_special_tokens add_tokens new_special_tokens_config resize_vocab
 refused: use betas, adam_epsilon and weight_decay
     optim_args
 refused unless true: rows are shuffled with the seed
     shuffle shuffle_merged_datasets shuffle_dataset
-refused: rows are shuffled with the seed
-    sample_packing_sequentially curriculum_sampling disable_shuffling
-# --- PEFT, bitsandbytes and Unsloth
 not used unless true: int4 has double quantisation
     bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant
 not used: the plan chooses fused kernels
@@ -102,75 +96,40 @@ not used: the plan chooses fused kernels
     flash_optimum xformers_attention s2_attention shift_attn liger_kernel_config torchdistx_path
     liger_* flash_attn_* unsloth_* cut_cross_entropy_*
 refused unless "nf4": int4 is NF4
-    > write nf4, or leave it out
     bnb_4bit_quant_type quantization_type
 refused unless "bnb", "bitsandbytes": bases are quantised with bitsandbytes only
-    > use bitsandbytes
     quantization_method
-refused: an already quantised base cannot be trained
-    > name the original model, and set quantization: int4
+refused: an already quantised base cannot be trained > name the original, with quantization: int4
     gptq gptq_* awq_* hqq_* eetq_* quantization_device_map
-refused: quantisation-aware training is not supported
-    > remove it; export can quantise later
-    qat
-refused: rsLoRA is not supported
-    > remove it and write alpha × √rank as alpha for the same scale
+refused: rsLoRA is not supported > write alpha × √rank as alpha for the same scale
     use_rslora peft_use_rslora
-refused: training cannot start from a finished adapter
-    > continue the run with expert train --resume, or merge the adapter and name that folder
+refused: training cannot start from a finished adapter > use --resume, or merge the adapter
     lora_model_dir adapter_name_or_path peft_model_id resume_adapter_file
-refused: only the adapter can be trained
-    > remove it, or train all weights: adapter_type: full
+refused: only the adapter can be trained > remove it, or train all weights: adapter_type: full
     lora_modules_to_save modules_to_save additional_target save_embedding_layers unfrozen_parameters
     trainable_token_indices peft_trainable_token_indices freeze_trainable_layers
     freeze_trainable_modules
 refused unless true: target_modules sets the adapted layers
     finetune_language_layers finetune_attention_modules finetune_mlp_modules
-refused: target_modules alone selects layers, in every block
-    layers_to_transform lora_layers_to_transform peft_layers_to_transform peft_layers_pattern
-    exclude_modules target_parameters layer_replication peft_layer_replication
-    lora_target_parameters
-refused: every adapted layer has the same rank
-    rank_pattern alpha_pattern
-refused: LoRA+ is not supported
-    loraplus_lr_ratio loraplus_lr_embedding
 refused unless true: adapters start without effect (PEFT's default)
     init_lora_weights lora_init_lora_weights peft_init_lora_weights
 refused unless false, "none": biases are not trained
-    > write none
     bias lora_bias
-refused unless false, 0: NEFTune's noise is not supported
-    neftune_noise_alpha neftune
-refused: that optimizer is not supported
-    > use optim: adamw_bnb_8bit for little memory, or adamw_torch_fused
+refused: that optimizer is not supported > use optim: adamw_bnb_8bit for little memory
     use_galore use_apollo use_badam use_adam_mini use_muon optim_target_modules galore_* apollo_*
     badam_* adam_mini_* muon_* lion_*
-# --- Axolotl and LLaMA-Factory
 not used: Python classes are not run
     plugins
 refused unless false, "turn", "all": the end of answers is trained on
     train_on_eos
-refused: training starts from the base model's weights
-    train_from_scratch reinit_weights
 refused unless false, 0, 1: every row is trained on
-    > remove it; training.dataset.max_samples takes the first N rows
     dataset_shard_num dataset_shard_idx
-refused: the warm-up is linear, all learning rates equal
-    lr_quadratic_warmup cosine_constant_lr_ratio lr_groups embedding_lr embedding_lr_scale
-refused: it is not supported
-    relora relora_* mixture_of_depths use_mod moe_aux_loss_coef use_pose pose_* lisa_* kd_*
-    jagged_restart_* use_llama_pro scaling_softmax reward_model process_reward_model num_labels
-    loftq_config use_loftq pissa_init pissa_*
-refused: every answer of a conversation is trained on
-    > exclude earlier answers with weight: 0 in the messages
+refused: every answer of a conversation is trained on > use weight: 0 in the messages
     mask_history
-refused: system messages come from the rows
-    > put it into the rows, as a column or message "system"
+refused: system messages come from the rows > put it into the rows, as a column or message
     default_system default_system_message
-refused unless false, "concat": data sets are mixed by their weights
-    > write training.dataset.tasks.<name>.weight
+refused unless false, "concat": data sets are mixed by their weights > give tasks a weight
     mix_strategy interleave_probs
-# --- torchtune, accelerate, FSDP and DeepSpeed; LitGPT and mlx-lm
 not used: distributed: sharded needs no more
     fsdp_* deepspeed_* megatron_lm_config custom_sharded_layers dp_shard_size dp_replicate_size
     data_parallel_shard_dim data_parallel_replicate_dim downcast_bf16
@@ -181,11 +140,7 @@ not used: expert train --gpus N starts the processes
     same_network main_training_function gpu_ids resources_per_worker placement_strategy use_ray
     ray_* devices num_nodes num_gpus n_gpus nproc_per_node num_processes num_machines
     compute_environment enable_cpu_affinity tpu_*
-not used: sequences and matrices are not split
-    context_parallel_size tensor_parallel_size tensor_parallel_dim context_parallel_dim
-    sequence_parallel_degree sequence_parallel_size parallelism_config expert_parallel_size
-refused: files of that trainer are not read
-    > write the keys of EXPERT_FORMAT.md
+refused: files of that trainer are not read > write the keys of EXPERT_FORMAT.md
     global_batch_size class_path lora_query lora_key lora_value lora_projection lora_head quantize
     iters fine_tune_type lora_parameters hf_dataset
 """
@@ -205,18 +160,15 @@ class KeyAnswer:
 
 def _answers() -> dict[str, KeyAnswer]:
     answers = {}
-    table = re.sub(r"(?m)^#.*\n", "", _TABLE).strip()
-    for entry in re.split(r"\n(?=\S)", table):
-        head, *lines = (line.strip() for line in entry.splitlines())
+    for entry in re.split(r"\n(?=\S)", _TABLE.strip()):
+        head, *keys = entry.splitlines()
+        head, _, fix = head.partition(" > ")
         before, _, reason = head.partition(": ")
         kind, _, unless = before.partition(" unless ")
         refused = kind == "refused"
-        fix = " ".join(line[2:] for line in lines if line.startswith("> "))
-        fix = fix or ("remove it" if refused else "")
         agrees = tuple(json.loads(f"[{unless}]")) if unless else (False,)
-        answer = KeyAnswer(reason, refused, fix, agrees)
-        keys = " ".join(line for line in lines if not line.startswith("> "))
-        answers.update(dict.fromkeys(keys.split(), answer))
+        answer = KeyAnswer(reason, refused, fix or "remove it" if refused else "", agrees)
+        answers.update(dict.fromkeys(" ".join(keys).split(), answer))
     return answers
 
 
@@ -243,10 +195,10 @@ def answer_to(key: str) -> KeyAnswer | None:
     return FAMILIES[max(prefixes, key=len)] if prefixes else None
 
 
-def report_unused(work: Migration, zone: Entries, *, keep: Iterable[str] = ()) -> None:
-    """Remove and report the keys of other trainers in a section, except those of `keep`."""
+def report_unused(work: Migration, zone: Entries, *, keep: str = "") -> None:
+    """Remove and report the keys of other trainers in a section, except `keep`."""
     has_metadata = zone is work.root and work.is_expert_manifest
-    for key in [key for key in zone if not is_comment(key) and key not in keep]:
+    for key in [key for key in zone if key != keep]:
         answer = None if has_metadata and key in _METADATA_WORDS else answer_to(key)
         if answer is None:
             continue

@@ -12,7 +12,6 @@ from typing import Literal
 from expert.core.errors import ManifestError, Problem
 from expert.core.files import NotRegular, read_bytes
 from expert.core.text import shell_quoted
-from expert.manifest.check.spelling import closest
 from expert.manifest.schema.file_formats import ALL_ENDINGS
 from expert.manifest.text.item import Item, shown
 
@@ -112,8 +111,7 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return read_bytes(path, MAX_BYTES)
     except FileNotFoundError:
-        near = _near_manifest(path)
-        what, fix = "no such file", f"did you mean {near}?" if near else "check the path"
+        what, fix = "no such file", "check the path"
     except IsADirectoryError:
         what, fix = "is a folder", "name the manifest file inside it"
     except NotRegular:
@@ -121,23 +119,9 @@ def _read_bytes(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         if getattr(error, "errno", None) == errno.EFBIG:
-            size = max(path.stat().st_size, MAX_BYTES + 1)  # 0 for some files
-            what = f"the file has {size:,} bytes; a manifest has at most {MAX_BYTES:,}"
+            what = f"the file is too large: a manifest has at most {MAX_BYTES:,} bytes"
             fix = f"if these are rows: expert new NAME --from {shell_quoted(str(path))}"
     raise ManifestError(str(path), [Problem("", what, fix)])
-
-
-def _near_manifest(path: Path) -> Path | None:
-    """A manifest, or a folder with one, whose name is similar to a missing path."""
-    beside: list[str] = []
-    with contextlib.suppress(OSError):
-        beside = [
-            entry.name
-            for entry in path.parent.iterdir()
-            if manifest_in(entry) or (entry.is_file() and entry.suffix in SUFFIXES)
-        ]
-    near = closest(path.name, beside)
-    return path.with_name(near) if near else None
 
 
 def _decode(source: str, raw: bytes) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from expert.core.errors import Problem
+from expert.core.errors import ManifestError, Problem
 
 MAX_DEPTH = 60
 # The largest real manifest seen has 300 values; 5,000 are read, or refused, in 0.5 s.
@@ -42,44 +42,51 @@ class Item:
         """The entries of a list; [] for other values."""
         return self.value if isinstance(self.value, list) else []
 
-    def get(self, *keys: str) -> Item | None:
-        """The item at a path of keys, or None."""
+    def get(self, *steps: str | int) -> Item | None:
+        """The item at a path of keys and positions, or None."""
         item: Item | None = self
-        for key in keys:
-            item = item.fields().get(key) if item else None
+        for step in steps:
+            if item is None:
+                return None
+            entries = item.entries()
+            if isinstance(step, int):
+                item = entries[step] if step < len(entries) else None
+            else:
+                item = item.fields().get(step)
         return item
 
-    def plain(self, *, comments: bool = False) -> Any:
-        """Python data, without comment keys unless `comments`."""
+    def plain(self) -> Any:
+        """The value as Python data."""
         if isinstance(self.value, dict):
-            pairs = self.value.items()
-            return {
-                k: v.plain(comments=comments) for k, v in pairs if comments or not is_comment(k)
-            }
+            return {key: item.plain() for key, item in self.value.items()}
         if isinstance(self.value, list):
-            return [item.plain(comments=comments) for item in self.value]
+            return [item.plain() for item in self.value]
         return self.value
-
-    def below(self, step: str | int) -> Item | None:
-        """The entry of a mapping or list, or None."""
-        if isinstance(step, int):
-            return (
-                self.value[step]
-                if isinstance(self.value, list) and step < len(self.value)
-                else None
-            )
-        return self.fields().get(step)
 
     def walk(self) -> Iterator[Item]:
         """This item and all items below it, in file order."""
-        yield self
-        for item in [*self.fields().values(), *self.entries()]:
-            yield from item.walk()
+        return (item for _, item in self.by_path())
+
+    def by_path(self, path: str = "") -> Iterator[tuple[str, Item]]:
+        """This item and all items below it, each with its path in this tree."""
+        yield path, self
+        for key, item in self.fields().items():
+            yield from item.by_path(join(path, key))
+        for number, item in enumerate(self.entries()):
+            yield from item.by_path(join(path, number))
+
+
+def refuse_size(source: str, line: int, *, depth: int, items: int) -> None:
+    """Refuse what is nested too deep or has too many values, while it is parsed."""
+    too_deep = f"nested more than {MAX_DEPTH} deep" if depth > MAX_DEPTH else ""
+    too_many = f"more than {MAX_ITEMS:,} values" if items > MAX_ITEMS else ""
+    if what := too_many or too_deep:
+        raise ManifestError(source, [Problem("", what, "this is not a manifest", line)])
 
 
 def is_comment(key: str) -> bool:
-    """Keys that start with an underscore are comments, at any depth."""
-    return key.startswith("_")
+    """Keys that start with an underscore are comments, at any depth; not torchtune's classes."""
+    return key.startswith("_") and key != "_component_"
 
 
 def shown(value: Any) -> str:
@@ -101,13 +108,11 @@ def join(path: str, step: str | int) -> str:
 
 
 def add_entry(entries: dict[str, Item], key: str, item: Item, problems: list[Problem]) -> None:
-    """Put `item` under `key`; a duplicate key is a problem, a duplicate comment gets a number."""
-    if key in entries and not is_comment(key):
+    """Put `item` under `key`; comments are dropped, a duplicate key is a problem."""
+    if is_comment(key):
+        return
+    if key in entries:
         what = f"key appears twice (first on line {entries[key].line})"
         problems.append(Problem(item.path, what, "remove one", item.line))
         return
-    name = key
-    if key in entries:
-        number = 2 if f"{key}_2" not in entries else len(entries) + 1
-        name = f"{key}_{number}"
-    entries[name] = item
+    entries[key] = item

@@ -10,18 +10,13 @@ from json.decoder import JSONDecodeError
 from typing import NoReturn
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
+from expert.manifest.text.item import Item, add_entry, join, refuse_size
 
 # The standard library's string scanner; typeshed does not list it.
 _scan_string: Callable[[str, int, bool], tuple[str, int]] = getattr(decoder, "scanstring")  # noqa: B009
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None}
-_INSTEAD = {
-    **{word: f"write {word}" for word in _WORDS},
-    "none": "write null",
-    **dict.fromkeys(("nan", "inf", "infinity"), "write a number"),
-}
 
 
 def parse_json(text: str, source: str) -> tuple[Item, list[Problem]]:
@@ -43,7 +38,6 @@ class _Parser:
         self.problems: list[Problem] = []
         self.position = 0
         self.items = 0
-        self.where = ""
         self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def line(self, position: int) -> int:
@@ -61,10 +55,7 @@ class _Parser:
 
     def value(self, at: int, path: str, depth: int) -> Item:
         self.items += 1
-        if self.items > MAX_ITEMS:
-            self.fail(at, f"more than {MAX_ITEMS:,} values", "this is not a manifest")
-        if depth > MAX_DEPTH:
-            self.fail(at, f"nested more than {MAX_DEPTH} deep", "this is not a manifest")
+        refuse_size(self.source, self.line(at), depth=depth, items=self.items)
         item = Item(None, path, self.line(at))
         head = self.text[at : at + 1]
         if head == "{":
@@ -81,8 +72,6 @@ class _Parser:
         entries: dict[str, Item] = {}
         for position in self.entries(at, "}"):
             if self.text[position : position + 1] != '"':
-                if self.text[position : position + 1] == "'":
-                    self.fail(position, "single quotes", 'JSON needs "double quotes"')
                 self.fail(position, 'a key in "double quotes" expected')
             key = self.string(position)
             colon = self.skip(self.position)
@@ -91,14 +80,12 @@ class _Parser:
             item = self.value(self.skip(colon + 1), join(path, key), depth + 1)
             item.line = self.line(position)
             add_entry(entries, key, item, self.problems)
-            self.where = f'after "{key}"'
         return entries
 
     def sequence(self, at: int, path: str, depth: int) -> list[Item]:
         entries: list[Item] = []
         for position in self.entries(at, "]"):
             entries.append(self.value(position, join(path, len(entries)), depth + 1))
-            self.where = "in the list"
         return entries
 
     def entries(self, at: int, closing: str) -> Iterator[int]:
@@ -112,7 +99,7 @@ class _Parser:
                 what = f'the file ends before the closing "{closing}"'
                 self.fail(position, what, "is it cut off?")
             if here not in (",", closing):
-                what = f'"," or "{closing}" expected {self.where}'
+                what = f'"," or "{closing}" expected after this value'
                 self.fail(self.position, what, "a missing comma?")
             if here == ",":
                 position = self.skip(position + 1)
@@ -139,7 +126,8 @@ class _Parser:
         word = re.compile(r"[A-Za-z]+").match(self.text, at)
         if word:
             if word[0] not in _WORDS:
-                self.fail(at, f"{word[0]} is not JSON", _INSTEAD.get(word[0].lower(), "quote it"))
+                fix = "write true, false, null, a number, or text in quotes"
+                self.fail(at, f"{word[0]} is not JSON", fix)
             self.position = word.end()
             return _WORDS[word[0]]
         number = _NUMBER.match(self.text, at)

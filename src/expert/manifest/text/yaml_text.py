@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import yaml
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, Scalar, add_entry, join
+from expert.manifest.text.item import Item, Scalar, add_entry, join, refuse_size
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
@@ -60,20 +60,14 @@ def _refuse_hostile(text: str, source: str) -> None:
     """Refuse tags and huge or deep documents before composing, which would recurse in C."""
     depth = nodes = 0
     for event in yaml.parse(text, Loader=_Loader):
-        what, fix = "", "this is not a manifest"
         nodes += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
+        line = event.start_mark.line + 1
         if getattr(event, "tag", None) is not None:
-            tag = event.tag.replace(_CORE_TAG, "!!")[:60]
-            what, fix = f"the YAML tag {tag} is refused", "write a plain value"
-        elif depth > MAX_DEPTH + 1:
-            what = f"nested more than {MAX_DEPTH} deep"
-        elif nodes > 2 * MAX_ITEMS:  # keys are nodes too
-            what = f"more than {MAX_ITEMS:,} values"
-        if what:
-            line = event.start_mark.line + 1
-            raise ManifestError(source, [Problem("", what, fix, line)])
+            what = f"the YAML tag {event.tag.replace(_CORE_TAG, '!!')[:60]} is refused"
+            raise ManifestError(source, [Problem("", what, "write a plain value", line)])
+        refuse_size(source, line, depth=depth - 1, items=nodes // 2)  # keys are nodes too
 
 
 def read_scalar(text: str) -> Scalar:
@@ -94,27 +88,21 @@ def read_scalar(text: str) -> Scalar:
 
 def _refuse_syntax(source: str, text: str, error: yaml.YAMLError) -> NoReturn:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    is_open = "unexpected end of stream" in str(getattr(error, "problem", None))
+    what = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "broken YAML")
+    fix, lines = "", text.splitlines()
+    is_open = "unexpected end of stream" in what
     if is_open:
         mark = getattr(error, "context_mark", None) or mark  # where the quote begins
-    lines = text.splitlines()
     line = min(mark.line, len(lines) - 1) + 1 if mark else None  # the end is past the last line
-    what = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "broken YAML")
     here = lines[line - 1] if line else ""
-    fix = ""
-    if "\t" in here[: len(here) - len(here.lstrip())] or "'\\t'" in what:
-        fix = "YAML is indented with spaces, not tabs"
-    elif re.search(r"^(@\w|class \w+.*:|import \w|from \w[\w.]* import )", text, re.MULTILINE):
-        fix = "a program is not read: keep its `name: type = value` lines, without the class"
-    elif is_open:
+    if is_open:
         fix = "a quote is not closed"
     elif "could not find expected ':'" in what:
         fix = "write key: value"
     elif "mapping values are not allowed" in what:
-        fix = 'put the text that contains ": " in quotes, or fix the indentation'
-        above = lines[line - 2].strip() if line and line > 1 else ":"
-        if ":" not in above and not above.startswith(("#", "-")):
-            fix = f"a colon is missing on line {(line or 0) - 1}, or the indentation is wrong"
+        fix = 'put text that contains ": " in quotes; check colons and the indentation above'
+    elif "\t" in here:
+        fix = "YAML is indented with spaces, not tabs"
     elif "single document" in str(error) or "another document" in what:
         what, fix = "more than one document in the file", "keep one; remove the '---' lines"
     raise ManifestError(source, [Problem("", f"not YAML: {what}", fix, line)]) from None
@@ -132,10 +120,7 @@ class _Builder:
 
     def item(self, node: yaml.Node, path: str, depth: int) -> Item:
         self.items += 1  # again here: an alias is one event, but many values
-        if self.items > MAX_ITEMS:
-            self.fail(node, "", f"more than {MAX_ITEMS:,} values", "this is not a manifest")
-        if depth > MAX_DEPTH:
-            self.fail(node, "", f"nested more than {MAX_DEPTH} deep", "this is not a manifest")
+        refuse_size(self.source, node.start_mark.line + 1, depth=depth, items=self.items)
         item = Item(None, path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             item.value = self.mapping(node, path, depth)

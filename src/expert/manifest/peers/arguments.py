@@ -1,0 +1,119 @@
+"""Files of TRL, Transformers, Unsloth and LLaMA-Factory, whose keys are arguments of Transformers:
+their stages, parts of hub data sets, packed batches and lengths."""
+
+from __future__ import annotations
+
+from expert.manifest.migrate.aliases import canonical_path
+from expert.manifest.migrate.migration import Migration, take, with_value
+from expert.manifest.peers.rows import hub_path
+from expert.manifest.text.item import Item
+
+# Model keys of TRL, Transformers, LLaMA-Factory and Unsloth.
+_MODEL_NAMES = {"model_name_or_path", "model_name"}
+_LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "max_seq_len")
+_LLAMA_FACTORY_KEYS = {
+    *("stage", "finetuning_type", "lora_target", "cutoff_len", "neat_packing", "dataset_dir"),
+    "quantization_bit",
+}
+OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
+"""Values of `stage` and `rl` that are not supervised fine-tuning."""
+
+
+def read_arguments(work: Migration) -> None:
+    _read_stages(work)
+    _read_hub_parts(work)
+    is_theirs = bool(_MODEL_NAMES & work.root.keys()) and not work.is_expert_manifest
+    in_model = work.root.get("model", Item(None)).fields().keys()
+    if is_theirs or _MODEL_NAMES & in_model:
+        _read_packed_batches(work)
+    if is_theirs:
+        _read_lengths(work)
+
+
+def _read_stages(work: Migration) -> None:
+    """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT, and names of
+    LLaMA-Factory's dataset_info.json."""
+    root, none = work.root, Item(None)
+    is_factory = bool(_LLAMA_FACTORY_KEYS & root.keys()) and not work.is_expert_manifest
+    if is_factory and "stage" in root and root.get("finetuning_type", Item("lora")).value == "lora":
+        work.put_default("rank", 8, "LLaMA-Factory")
+    for key in ("stage", "rl"):
+        item = root.get(key, none)
+        word = str(item.value).lower()
+        if word in OTHER_METHODS:
+            del root[key]
+            work.seen.add("another method")
+            what = f"{word} is not supported: only sft (supervised fine-tuning) is"
+            work.problem(item, what, "use rows with answers, and leave the key out")
+        elif key == "rl" and item.value in (None, False):
+            root.pop(key, None)
+        elif key == "stage" and word == "sft":  # in a whole manifest, others describe the expert
+            work.read_as(root.pop(key), "training.config.method: sft")
+        elif key == "stage" and word == "pt":
+            work.dataset.setdefault("text_field", with_value(root.pop(key), "text"))
+            work.read_as(item, "training.dataset.text_field: text (all of it is trained on)")
+    place = take(root, "dataset_dir") if is_factory else none
+    for key in ("dataset", "eval_dataset") if is_factory else ():
+        item = root.get(key, none)
+        text = str(item.value)
+        is_path = ("/" in text or "\\" in text or "." in text) and "," not in text
+        if isinstance(item.value, str | list) and (place.value is not None or not is_path):
+            del root[key]
+            work.seen.add("no rows")
+            what = "names of LLaMA-Factory's dataset_info.json are not read"
+            work.problem(item, what, "write training.dataset.path: FILE, or tasks for several")
+
+
+def _read_hub_parts(work: Migration) -> None:
+    """Convert dataset_config, dataset_train_split and dataset_test_split."""
+    if any(work.root.get(key, Item(None)).value for key in ("dataset_mixture", "dataset_mixer")):
+        work.seen.add("no rows")  # refused
+    names = [f"dataset_{part}" for part in ("config", "train_split", "test_split")]
+    config, train, test = (take(work.root, name) for name in names)
+    given = [item for item in (config, train, test) if item.value is not None]
+    path = work.root.get("dataset_name", Item(None))
+    if given and not isinstance(path.value, str):
+        for item in given:
+            work.problem(item, "needs dataset_name, which is missing", "add dataset_name")
+    elif given:
+        work.root["dataset_name"] = hub_path(path, train, config)
+        for item in (config, train):
+            if item.value is not None:
+                text = f"training.dataset.path: {work.root['dataset_name'].value}"
+                work.read_as(item, text)
+        if test.value is not None:
+            held_out = work.dataset.setdefault("validation_path", hub_path(path, test, config))
+            work.read_as(test, f"training.dataset.validation_path: {held_out.value}")
+
+
+def _read_packed_batches(work: Migration) -> None:
+    """With packing, per_device_train_batch_size counts packed sequences."""
+    root = work.root
+    count = root.get("per_device_train_batch_size", Item(None))
+    packs = any(root.get(key, Item(None)).value is True for key in ("packing", "neat_packing"))
+    if not count.whole or not packs or "streaming" in work.dataset:
+        return  # the schema reports what is not a number
+    if {"batch_size", "batch_tokens"} & root.keys():
+        return
+    default = 2048 if _LLAMA_FACTORY_KEYS & root.keys() else 1024
+    length = next((root[name].whole for name in _LENGTHS if name in root), default)
+    if length:
+        del root["per_device_train_batch_size"]
+        work.put_batch_tokens(count, length)
+
+
+def _read_lengths(work: Migration) -> None:
+    """There, steps overrule epochs and shares. In Expert the epochs may end a run first, so they
+    are set high enough: an epoch has at least one step."""
+    root = work.root
+    limit, warmup = (root.get(key, Item(None)) for key in ("max_steps", "warmup_steps"))
+    if limit.whole > 0 and "epochs" not in root:  # a key of Expert: whichever is reached first
+        for key in [key for key in root if canonical_path(key) == "training.config.epochs"]:
+            item = root.pop(key)
+            if item.value is not None:
+                work.unused(item, "max_steps alone ends a run there")
+        root["epochs"] = with_value(limit, limit.value)
+        text = f"training.config.epochs: {limit.value} (so that max_steps ends the run)"
+        work.read_as(limit, text)
+    if warmup.whole > 0 and root.get("warmup_ratio", Item(None)).value:
+        work.unused(root.pop("warmup_ratio"), "warmup_steps takes precedence there")
