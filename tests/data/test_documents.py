@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from expert.data.tokens.documents import (
     DocumentStore,
     FlatDocuments,
-    write_dataset_files,
+    dataset_files,
     write_shard,
 )
 from expert.data.tokens.encoder import EncodedBatch
@@ -41,7 +41,8 @@ def written(folder: Path) -> Path:
     names = [f"data-{number:05d}.arrow" for number in range(len(batches))]
     for name, (batch, rows) in zip(names, batches, strict=True):
         write_shard(folder / name, batch, np.array(rows, np.int32))
-    write_dataset_files(folder, names, "0" * 16)
+    state = dataset_files(names, "0" * 16)["state.json"]
+    (folder / "state.json").write_text(state, encoding="utf-8")
     return folder
 
 

@@ -15,7 +15,7 @@ from expert.data.feed.loader import MakeBatch, PaddedFeed, from_prepared
 from expert.data.feed.order import DataOrder
 from expert.data.pack.pack import pack_none
 from expert.data.records import Row, Segment
-from expert.data.tokens.documents import DocumentStore, write_dataset_files, write_shard
+from expert.data.tokens.documents import DocumentStore, dataset_files, write_shard
 from expert.data.tokens.encoder import CharacterEncoder
 from tests.data.shards import loader_plan
 
@@ -40,7 +40,8 @@ def prepared(tmp_path: Path) -> MakeBatch:
     spans = np.concatenate([[6, length] for length in batch.lengths]).astype(np.int32)
     batch = type(batch)(batch.ids, batch.lengths, spans, batch.span_counts)
     write_shard(tmp_path / "data-00000.arrow", batch, np.arange(len(LINES), dtype=np.int32))
-    write_dataset_files(tmp_path, ["data-00000.arrow"], "f" * 16)
+    state = dataset_files(["data-00000.arrow"], "f" * 16)["state.json"]
+    (tmp_path / "state.json").write_text(state, encoding="utf-8")
     store = DocumentStore(tmp_path)
     return from_prepared(pack_none(store.lengths, LENGTH, overlong="cut"), store)
 

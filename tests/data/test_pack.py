@@ -225,19 +225,11 @@ def test_a_bin_is_closed_when_it_has_as_many_pieces_as_it_may(lengths, length, m
     assert sorted(chain(*pieces_of(index))) == sorted(chain(*pieces_of(plain)))
 
 
-def test_statistics_count_what_packing_saved():
-    index = pack_best_fit(np.array([6, 4, 3, 7, 1]), 10, 0, soft_tokens=0)
-    statistics = index.statistics()
-    assert (statistics.bins, statistics.pieces, statistics.tokens) == (3, 5, 21)
-    assert statistics.fill == 21 / 30
-    assert (statistics.padding, statistics.padding_to_longest) == (9, 5 * 7 - 21)
-    assert statistics.padding_avoided == 5
-    assert statistics.examples_per_bin == 5 / 3
+def test_statistics_count_tokens_and_filled_places():
+    assert pack_best_fit(np.array([6, 4, 3, 7, 1]), 10, 0).statistics() == (21, 21 / 30)
     # Places of a soft prompt are filled.
-    statistics = pack_none(np.array([6, 4]), 10, soft_tokens=2).statistics()
-    assert (statistics.tokens, statistics.fill, statistics.padding) == (10, 14 / 20, 6)
-    statistics = pack_best_fit(np.array([], int), 10, 0).statistics()
-    assert (statistics.bins, statistics.fill, statistics.padding_to_longest) == (0, 0.0, 0)
+    assert pack_none(np.array([6, 4]), 10, soft_tokens=2).statistics() == (10, 14 / 20)
+    assert pack_best_fit(np.array([], int), 10, 0).statistics() == (0, 0.0)
 
 
 @each("pack", [best_fit, concat, pack_none])
@@ -285,9 +277,7 @@ def test_a_file_that_is_no_index_is_named_and_may_be_deleted(damage: str, tmp_pa
         schema = pa.schema([("x", pa.int32())], metadata=facts)
         with pa.ipc.new_file(str(path), schema) as writer:
             writer.write_batch(pa.record_batch([pa.array([1], pa.int32())], schema=schema))
-    kinds = {"another version": "another version of Expert"}
-    kind = kinds.get(damage, "not an index of packed")
-    with pytest.raises(ExpertError, match=kind) as error:
+    with pytest.raises(ExpertError, match="not an index of packed") as error:
         PackIndex.open(path)
     assert str(error.value).startswith(str(path))
     assert str(error.value).endswith("delete it and it will be made again")

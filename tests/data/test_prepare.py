@@ -140,13 +140,6 @@ def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
     ]
 
 
-@each(("bad", "left"), [(set(range(9)), True), (set(range(10)), False)])
-def test_if_every_row_is_bad_leaving_them_out_is_not_suggested(tmp_path, bad, left):
-    with pytest.raises(DataError) as caught:
-        prepare(work(rows=lambda: with_bad_rows(10, bad)), RECIPE, tmp_path / "tokens")
-    assert ("or leave them out" in str(caught.value)) is left
-
-
 def test_tolerated_bad_rows_are_kept_aside_and_rows_left_out_counted_by_reason(tmp_path):
     def short_ones(row: Row) -> list[Segment] | BadRow | Dropped:
         return Dropped("shorter than 10") if row.line > 30 else segments_of(row)

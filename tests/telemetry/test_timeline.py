@@ -120,18 +120,12 @@ def test_a_step_is_given_out_once_the_device_has_finished_it_and_only_draining_w
     assert sum(event.waited for event in device.made) == 1
 
 
-def test_the_newest_steps_are_held_back_by_the_lag_and_events_are_used_again(on_device, device):
+def test_the_newest_steps_are_held_back_by_the_lag(on_device, device):
     for step in (1, 2, 3):
         launch(on_device, device, step)
     device.reached = device.now
     assert [times.step for times in on_device.ready()] == [1, 2]
     assert [times.step for times in on_device.ready()] == []
-    made = len(device.made)
-    for step in range(4, 50):
-        launch(on_device, device, step)
-        device.reached = device.now
-        assert [times.step for times in on_device.ready()] == [step - 1]
-    assert len(device.made) == made
 
 
 def test_a_copy_on_another_stream_is_waited_for_and_not_taken_off_the_rest(on_device, device):

@@ -6,7 +6,6 @@ import math
 import os
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +184,7 @@ class Stuck:
 def test_a_blocked_tracker_delays_neither_the_run_nor_other_trackers(desk, monkeypatch):
     writer = Stuck()
     said: list[str] = []
-    kind = replace(TRACKERS["tensorboard"], open=lambda run, tell: writer)
+    kind = TrackerKind("TensorBoard files", lambda run, tell: writer)
     sink = Tracker(kind, Path("run"), warn=said.append, waiting=3)
     sink(STEP)
     desk.sink(STEP)
@@ -203,9 +202,7 @@ def test_a_blocked_tracker_delays_neither_the_run_nor_other_trackers(desk, monke
 def child(code: str) -> TrackerKind:
     """A tracker whose process runs this code."""
     command = (sys.executable, "-c", f"import json, os, sys, time\n{code}")
-    return replace(
-        TRACKERS["wandb"], open=lambda run, tell: ProcessWriter("wandb", run, tell, command)
-    )
+    return TrackerKind("W&B curves", lambda run, tell: ProcessWriter("wandb", run, tell, command))
 
 
 @each(
@@ -234,7 +231,7 @@ def test_a_process_that_hangs_is_ended(monkeypatch):
     sink(STEP)
     while not isinstance(sink._writer, ProcessWriter):
         threading.Event().wait(0.01)
-    process = sink._writer._child
+    process = sink._writer.child
     monkeypatch.setattr(trackers, "CLOSING_SECONDS", 0.05)
     sink.close()
     assert process.has_ended

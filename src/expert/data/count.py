@@ -23,11 +23,10 @@ from expert.data.pipeline import (
     FIRST_ROWS,
     STREAM_WINDOW_ROWS,
     DataPipeline,
-    column_remarks,
     open_pipeline,
     reader_for,
     remarks_on_tokens,
-    text_remarks,
+    row_remarks,
 )
 from expert.data.prepared import PreparedSplit
 from expert.data.read.sample_rows import sample_rows
@@ -120,7 +119,7 @@ def _doubts(line: DataPipeline) -> tuple[Remark, ...]:
             tolerated = f"training.dataset.max_bad_rows tolerates {line.spec.max_bad_rows}"
             text = f"{what}, and {tolerated}: {bad[0]}  ({line.list_command})"
             doubts.append(Remark.warning("training.dataset", text))
-    return (*doubts, *column_remarks(line), *text_remarks(line))
+    return (*doubts, *row_remarks(line))
 
 
 def _prepared(line: DataPipeline) -> Counts | None:

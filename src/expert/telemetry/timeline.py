@@ -68,8 +68,6 @@ class _Step:
     """On their own stream."""
     inside: str | None = None
     ran_dry: bool | None = None
-    host_entered: float = 0.0
-    entered: DeviceEvent | None = None
 
     def completed(self) -> bool:
         if self.end is not None and not self.end.query():
@@ -81,11 +79,6 @@ class _Step:
             self.end.synchronize()
         for _, end in self.copies:
             end.synchronize()
-
-    def events(self) -> Iterator[DeviceEvent]:
-        yield from (e for e in (self.begin, self.end, self.entered) if e is not None)
-        for pair in (*(pair[1:] for pair in self.pairs), *self.copies):
-            yield from pair
 
 
 class Timeline:
@@ -110,16 +103,13 @@ class Timeline:
         self._stream: Any = None
         self._clock = clock
         self._open: _Step | None = None
-        self._ended: deque[_Step] = deque()
-        # The feeder's thread adds to these two; append and pop of a deque are atomic.
-        self._spare: deque[DeviceEvent] = deque()
+        self._ended: deque[_Step] = deque(maxlen=KEPT_STEPS)
         self._copies: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
 
     # --- while training ------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
         """Start a step on the current stream; a previous one that was not ended is dropped."""
-        self._forget()
         # Looked up once: recording takes 3 us with an explicit stream and 11 us without (H200,
         # torch 2.11).
         self._stream = self._current_stream()
@@ -132,14 +122,23 @@ class Timeline:
         Outside of a step (in an evaluation) it measures nothing.
         """
         assert name in (*PHASES, COMMUNICATION), name
-        step = self._enter(name)
+        step = self._open
+        if step is not None:
+            assert step.inside is None, f"phase {name} inside {step.inside}"
+            step.inside = name
+        entered, began = self._clock(), self._recorded() if step is not None else None
         try:
             yield
         except BaseException:  # a failed device cannot record; do not hide its error behind another
-            self._forget()
+            self._open = None
             raise
         if step is not None and step is self._open:
-            self._leave(step, name)
+            step.host[name] = step.host.get(name, 0.0) + self._clock() - entered
+            if began is not None:
+                end = self._recorded()
+                assert end is not None
+                step.pairs.append((name, began, end))
+            step.inside = None
 
     def end(self) -> None:
         """End the step; its times can be read once the device has reached this point."""
@@ -155,22 +154,14 @@ class Timeline:
             step.copies.append(self._copies.popleft())
         self._open = None
         self._ended.append(step)
-        if len(self._ended) > KEPT_STEPS:
-            self._spare.extend(self._ended.popleft().events())
 
     def take_event(self) -> DeviceEvent:
-        """An event with timing from the pool, for `add_copy`; callable from any thread."""
+        """An event with timing, for `add_copy`; callable from any thread."""
         assert self._new_event is not None, "events are for devices with streams"
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return self._new_event()
+        return self._new_event()
 
     def add_copy(self, start: DeviceEvent, end: DeviceEvent) -> None:
-        """Add a copy on another stream to the step that ends next.
-
-        The events come from `take_event` and return to the timeline with this call.
-        """
+        """Add a copy on another stream to the step that ends next."""
         self._copies.append((start, end))
 
     # --- reading -------------------------------------------------------------------------------
@@ -199,37 +190,16 @@ class Timeline:
         event.record(self._stream)
         return event
 
-    def _enter(self, name: str) -> _Step | None:
-        step = self._open
-        if step is not None:
-            assert step.inside is None, f"phase {name} inside {step.inside}"
-            step.inside = name
-            step.host_entered = self._clock()
-            step.entered = self._recorded()
-        return step
-
-    def _leave(self, step: _Step, name: str) -> None:
-        step.host[name] = step.host.get(name, 0.0) + self._clock() - step.host_entered
-        if step.entered is not None:
-            end = self._recorded()
-            assert end is not None
-            step.pairs.append((name, step.entered, end))
-            step.entered = None
-        step.inside = None
-
-    def _forget(self) -> None:
-        if self._open is not None:
-            self._spare.extend(self._open.events())
-            self._open = None
-
     def _read(self, step: _Step) -> StepTimes:
         wall = step.host_end - step.host_begin
         phases = _with_other(wall, step.host)
         if step.begin is not None and step.end is not None:
             wall = _seconds(step.begin, step.end)
-            phases = _with_other(wall, _summed(step.pairs))
+            on_device: dict[str, float] = {}
+            for name, start, end in step.pairs:
+                on_device[name] = on_device.get(name, 0.0) + _seconds(start, end)
+            phases = _with_other(wall, on_device)
         phases["copy"] += sum(_seconds(start, end) for start, end in step.copies)
-        self._spare.extend(step.events())
         return StepTimes(step=step.step, wall=wall, phases=phases, ran_dry=step.ran_dry)
 
 
@@ -246,13 +216,6 @@ def _cuda(device: torch.device | str) -> tuple[Callable[[], DeviceEvent], Callab
 
 def _seconds(start: DeviceEvent, end: DeviceEvent) -> float:
     return start.elapsed_time(end) / 1000
-
-
-def _summed(pairs: list[tuple[str, DeviceEvent, DeviceEvent]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for name, start, end in pairs:
-        total[name] = total.get(name, 0.0) + _seconds(start, end)
-    return total
 
 
 def _with_other(wall: float, phases: dict[str, float]) -> dict[str, float]:

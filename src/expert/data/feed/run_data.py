@@ -21,7 +21,7 @@ from expert.data.feed.streaming import Stream, StreamPosition
 from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
-from expert.data.pipeline import DataPipeline, column_remarks, columns_read, text_remarks
+from expert.data.pipeline import DataPipeline, columns_read, row_remarks
 from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.processes import Restart
 from expert.data.splits import data_order, late_rows, split_from_files, stream_of
@@ -83,8 +83,7 @@ def run_data(pipeline: DataPipeline, made: PreparedData | None) -> RunData:
     if made is None:
         splits = [split_from_files(pipeline, name) for name in ("validation", "test")]
         stream = stream_of(pipeline)
-        remarks = [*column_remarks(pipeline), *text_remarks(pipeline)]
-        remarks += remarks_on_stream(plan, stream, *splits)
+        remarks = [*row_remarks(pipeline), *remarks_on_stream(plan, stream, *splits)]
     else:
         splits, remarks = [made.train, made.validation, made.test], [*made.doubts]
     folders = [each for split in splits if split is not None for each in split.folders]

@@ -89,7 +89,7 @@ class RestoredSplit:
 def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     """The rows of a run, from the present data; TrainedRowsUnknown if that has changed, or if its
     tokens are gone and must not be made again."""
-    from expert.data.named_sources import sources_of
+    from expert.data.named_sources import named_sources
     from expert.data.pipeline import open_pipeline, recipe_of
     from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
@@ -100,7 +100,7 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     spec = DatasetSpec.model_validate(plan.data.dataset)
     read = ReadManifest(manifest_of_run(folder), str(folder.manifest), place)
     trained = trained_rows(folder)
-    named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
+    named = named_sources(read, spec=spec)
     line = open_pipeline(plan, read, named)
     trains = line.sources_of("train")
     recipes = [recipe_of(line, source, "train") for source in trains]
