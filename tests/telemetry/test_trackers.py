@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import threading
 from pathlib import Path
@@ -141,7 +140,6 @@ def test_a_full_disk_is_said_once_in_the_middle_or_at_the_end_and_not_raised(des
 
 
 @pytest.mark.fault(7)
-@pytest.mark.skipif(sys.platform == "win32", reason="a limit of POSIX on the size of files")
 def test_the_thread_of_tensorboard_that_finds_no_room_prints_nothing(tmp_path, capfd):
     pytest.importorskip("tensorboard")
 
@@ -214,7 +212,6 @@ def child(code: str) -> TrackerKind:
         ("sys.stdin.readline(); os._exit(3)", "ended with code 3"),
     ],
 )
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 def test_the_end_of_a_tracker_s_process_is_said_once_with_its_reason(code, told):
     said: list[str] = []
     sink = Tracker(child(code), Path("run"), warn=said.append)
@@ -275,7 +272,6 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert points[("loss/eval", 20)] == 1.125
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 def test_curves_are_not_written_through_a_link_that_appears_while_a_run_lasts(desk, tmp_path):
     folder, elsewhere = tmp_path / "tensorboard", tmp_path / "photos"
     elsewhere.mkdir()

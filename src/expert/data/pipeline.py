@@ -83,7 +83,7 @@ class Cache:
     folder: Path
     """Parent of token folders named by key; or a token folder itself, if the manifest names it."""
     beside: Path
-    """Where indexes, further splits and row keys go: `folder`, or the parent of a named one, or
+    """Where indexes and further splits go: `folder`, or the parent of a named one, or
     beside the manifest if that is read-only."""
     named: bool
     """The manifest names the folder."""

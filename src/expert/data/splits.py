@@ -33,7 +33,7 @@ from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
 from expert.data.tokens.documents import DocumentStore, FlatDocuments
 from expert.data.tokens.prepare import FREE_SPACE_FIX, PREPARED_DATA, Prepared
-from expert.data.tokens.row_keys import RowKeys, load_keys, load_or_make_keys
+from expert.data.tokens.row_keys import RowKeys
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.choose.sequences import Packing
 from expert.planning.decisions import Remark
@@ -72,9 +72,9 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     if tokens is None or None in given.values():
         return None
     share = pipeline.spec.validation_split if "validation" not in given else 0.0
-    keys = keys_of(pipeline, tokens) if share else None
-    if share and keys is None:
-        return None
+    keys = None
+    if share or given:  # some rows must not be on two sides
+        keys = RowKeys.of(DocumentStore(*(prepared.folder for prepared in tokens)))
     chosen, held_out = draw_documents(
         [prepared.statistics.documents for prepared in tokens],
         pipeline.weights,
@@ -92,7 +92,9 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     if train is None or (len(held_out) and validation is None):
         return None
     shared = [
-        _shared(pipeline, split, train, chosen) for split in given.values() if split is not None
+        _shared(pipeline, split, train, keys, chosen)
+        for split in given.values()
+        if split is not None and keys is not None
     ]
     return PreparedData(
         train=train,
@@ -134,31 +136,22 @@ def split_from_files(pipeline: DataPipeline, name: str) -> PreparedSplit | None:
     return pack_split(pipeline, name, tokens, np.arange(count))
 
 
-def keys_of(pipeline: DataPipeline, tokens: tuple[Prepared, ...]) -> RowKeys | None:
-    """Keys to recognise the documents of prepared sources; None if they are not stored and the
-    cache is read-only, since making them reads every token."""
-    beside, saves = pipeline.cache.beside, pipeline.cache.writes
-    per_source = [
-        load_or_make_keys(each, beside, pipeline.waits, pipeline.damaged.append)
-        if saves
-        else load_keys(each, beside)
-        for each in tokens
-    ]
-    known = [keys for keys in per_source if keys is not None]
-    return RowKeys.joined(known) if len(known) == len(per_source) else None
-
-
 def _shared(
-    pipeline: DataPipeline, split: PreparedSplit, train: PreparedSplit, trained: Documents
+    pipeline: DataPipeline,
+    split: PreparedSplit,
+    train: PreparedSplit,
+    keys: RowKeys,
+    trained: Documents,
 ) -> SharedRows | None:
     """Rows of a split with its own files that are also trained on."""
-    rows = []
-    for each in (split, train):
-        keys = keys_of(pipeline, each.folders)
-        if keys is None:
-            return None  # the next run makes the keys and reports shared rows
-        names = [source.name for source in pipeline.sources_of(each.name)]
-        rows.append(SplitRows(names=names, folders=each.folders, keys=keys))
+    rows = [
+        SplitRows(
+            names=[source.name for source in pipeline.sources_of(each.name)],
+            folders=each.folders,
+            keys=known,
+        )
+        for each, known in ((split, RowKeys.of(split.open())), (train, keys))
+    ]
     return find_shared(split.name, rows[0], rows[1], trained)
 
 

@@ -175,8 +175,7 @@ def trained_cases(
     """
     import numpy as np
 
-    from expert.data.splits import keys_of
-    from expert.data.tokens.row_keys import keys_of_batch
+    from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 
     asked = [row for row in rows if row[0]]
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
@@ -187,8 +186,7 @@ def trained_cases(
             raise TrainedRowsUnknown("its rows were streamed")
         drawn = restore_split(run, make=make)
         train = drawn.made.train
-        known = keys_of(drawn.line, train.folders)
-        assert known is not None
+        known = RowKeys.of(train.open())
         template, prompt_too = drawn.line.template, run.plan.data.train_on_prompt
         assert template is not None, "the character model has no turns"
         written: list[list[Segment]] = []
