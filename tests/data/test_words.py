@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from expert.data.records import Segment
+from expert.data.examples.formats import example_of
+from expert.data.read.rows import read_rows
+from expert.data.records import Example, Row, Segment
+from expert.data.template.templates import named_template
 from expert.data.tokens.encoder import SpecialTokens, TextEncoder
 from expert.data.tokens.words import WordTokens, word_pattern
-from tests.data.tokenizers import small_tokenizer
+from tests.data import SHARED
+from tests.data.examples.understood import understand
+from tests.data.tokenizers import qwen3_encoder, small_tokenizer
 from tests.each import each
 
 QWEN = (
@@ -110,3 +117,23 @@ def test_text_for_an_unknown_tokenizer_is_never_cut(change):
     change(tokenizer)
     assert word_pattern(tokenizer) is None
     assert WordTokens(tokenizer).cut("a\nb") is None
+
+
+def rows_of(path: Path, most: int | None = None) -> list[list[Segment]]:
+    rows = [row for row in islice(read_rows(path), most) if isinstance(row, Row)]
+    columns = understand(list(rows[0].values), rows[0].values)
+    examples = [example_of(row, columns) for row in rows]
+    template = named_template("chatml", eos="<|im_end|>")
+    return [template.segments(one) for one in examples if isinstance(one, Example)]
+
+
+REAL = sorted(path.relative_to(SHARED).as_posix() for path in SHARED.rglob("*.jsonl"))
+
+
+@pytest.mark.skipif(not REAL, reason="the real data is not beside this checkout")
+@pytest.mark.parametrize("most", [100, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", REAL or ["absent"])
+def test_real_rows_in_words_have_the_tokens_and_spans_of_whole_rows(name, most):
+    documents, encoder = rows_of(SHARED / name, most), qwen3_encoder()
+    assert word_pattern(encoder.tokenizer) is not None
+    assert encoded(encoder, documents) == encoded_whole(encoder, documents)

@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -36,39 +37,13 @@ STEP = {
 }
 
 
-class FakeWriter:
-    """Records what is written; `full` makes every write fail like a full disk."""
-
-    def __init__(self, first_step: int | None = None) -> None:
-        self.first_step = first_step
-        self.scalars: list[tuple[str, float, int, float | None]] = []
-        self.flushes = 0
-        self.closed = False
-        self.full = False
-
-    def add_scalar(
-        self, tag: str, scalar_value: float, global_step: int, walltime: float | None
-    ) -> None:
-        if self.full:
-            raise OSError(28, "No space left on device")
-        self.scalars.append((tag, scalar_value, global_step, walltime))
-
-    def flush(self) -> None:
-        self.flushes += 1
-
-    def close(self) -> None:
-        if self.full:
-            raise OSError(28, "No space left on device")
-        self.closed = True
-
-
 class Desk:
     """A tracker with fake writers, and its warnings."""
 
     def __init__(self, run: Path = Path("run")) -> None:
         self.run = run
         self.said: list[str] = []
-        self.writers: list[FakeWriter] = []
+        self.writers: list[Any] = []
         self.full = False
         self.sink = Tracker(TRACKERS["tensorboard"], run, warn=self.warn)
 
@@ -77,18 +52,27 @@ class Desk:
         self.said.append(text)
         self.sink({"event": "warning", "text": text})
 
-    def shown(self, *events: dict[str, Any]) -> list[FakeWriter]:
+    def shown(self, *events: dict[str, Any]) -> list[Any]:
         """Send the events and close; returns the writers."""
         for event in events:
             self.sink(event)
         self.sink.close()
         return self.writers
 
-    def make(self, folder: Path, first_step: int | None) -> FakeWriter:
+    def make(self, folder: Path, first_step: int | None) -> Any:
+        """A writer; if the disk is full, writing and closing fail."""
         assert folder == self.run / "tensorboard"
-        self.writers.append(FakeWriter(first_step))
-        self.writers[-1].full = self.full
+        self.writers.append(MagicMock(first_step=first_step))
+        if self.full:
+            failure = OSError(28, "No space left on device")
+            self.writers[-1].configure_mock(
+                **{"add_scalar.side_effect": failure, "close.side_effect": failure}
+            )
         return self.writers[-1]
+
+
+def scalars(writer: Any) -> list[tuple[Any, ...]]:
+    return [call.args for call in writer.add_scalar.call_args_list]
 
 
 @pytest.fixture
@@ -108,8 +92,8 @@ def test_events_become_points_of_every_curve_they_have_a_value_for(desk):
         {"event": "step", "step": 1, **facts},
         {"event": "step", "step": 3, "loss": "nan"},
     )
-    assert {when for *_, when in writer.scalars[:5]} == {1000.0}
-    *others, (tag, value, step, _) = writer.scalars
+    assert {when for *_, when in scalars(writer)[:5]} == {1000.0}
+    *others, (tag, value, step, _) = scalars(writer)
     assert (tag, step) == ("loss/train", 3)
     assert math.isnan(value)
     assert [(tag, value) for tag, value, _, _ in others] == [
@@ -193,7 +177,7 @@ def test_a_blocked_tracker_delays_neither_the_run_nor_other_trackers(desk, monke
     monkeypatch.setattr(trackers, "CLOSING_SECONDS", 0.05)
     close_trackers([sink, desk.sink])
     assert ["could not be finished within" in text for text in said] == [False, True]
-    assert desk.writers[0].closed
+    assert desk.writers[0].close.called
     writer.free.set()
 
 
@@ -239,9 +223,9 @@ def test_points_that_were_undone_are_hidden_after_a_rollback_and_a_resume(desk):
     rolled_back = {"event": "rolled_back", "step": 340, "to_step": 300, "skipped": [4]}
     resumed = {"event": "resumed", "step": 400, "path": "x"}
     first, second, third = desk.shown(STEP, rolled_back, STEP, resumed, STEP)
-    assert (first.closed, second.first_step, third.first_step) == (True, 301, 401)
-    assert second.scalars
-    assert third.scalars
+    assert (first.close.called, second.first_step, third.first_step) == (True, 301, 401)
+    assert scalars(second)
+    assert scalars(third)
 
 
 def test_a_missing_package_is_reported_in_a_sentence(monkeypatch):

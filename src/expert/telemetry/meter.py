@@ -212,20 +212,22 @@ class Meter:
         """True once steps run at their normal pace."""
         return self._unsettled == 0
 
+    @property
+    def _sums(self) -> dict[str, _Sums]:
+        return {"line": self._line, "epoch": self._epoch, "run": self._run}
+
     def state(self) -> dict[str, Any]:
         """Sums since the last line, over this epoch and over the run, for a checkpoint."""
-        sums = {"line": self._line, "epoch": self._epoch, "run": self._run}
-        return {name: asdict(values) for name, values in sums.items()}
+        return {name: asdict(values) for name, values in self._sums.items()}
 
     def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue from `state` in a resumed run."""
-        names = ("line", "epoch", "run")
-        self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in names)
+        self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in self._sums)
         self.earlier_seconds = self._run.seconds
 
     def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Drop the losses of steps that were rolled back; their time stays counted."""
-        for name, sums in (("line", self._line), ("epoch", self._epoch), ("run", self._run)):
+        for name, sums in self._sums.items():
             before = _Sums(**state.get(name, {}))
             sums.loss_sum, sums.loss_targets = before.loss_sum, before.loss_targets
 
@@ -266,7 +268,7 @@ class Meter:
 
     def add_loss(self, loss_sum: float, targets: int) -> None:
         """Add a loss summed over `targets` tokens, of any number of steps."""
-        for sums in (self._line, self._epoch, self._run):
+        for sums in self._sums.values():
             sums.add_loss(loss_sum, targets)
 
     def add_times(self, times: StepTimes) -> None:
