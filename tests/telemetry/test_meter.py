@@ -131,9 +131,7 @@ def test_a_step_line_covers_what_came_since_the_last_one(meter, clock):
     }
 
 
-def test_a_line_that_is_written_late_covers_the_steps_up_to_its_own_and_what_was_undone(
-    meter, clock
-):
+def test_a_late_line_covers_the_steps_up_to_its_own_and_what_was_undone(meter, clock):
     make(meter, clock, 1.0, 2.0, 4.0)  # steps 1, 2 and 3
     lines = [meter.step_line(2), meter.step_line(3)]
     assert [line["updates"] for line in lines] == [2, 1]

@@ -7,6 +7,7 @@ the counts of their step.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,13 +137,15 @@ class RemainingEvaluations:
         if done is not None:
             self._evaluated = done
 
+    def __post_init__(self) -> None:
+        between = range(self.every, self.total_steps + 1, self.every) if self.every else ()
+        self._due = sorted({*between, *([self.total_steps] if self.at_end else [])})
+
     def evaluations(self, done: int) -> int:
-        """Evaluations of the validation rows from after `done` steps to the end."""
-        left = max(0, self.total_steps - done)
-        count = (done + left) // self.every - done // self.every if self.every else 0
-        if self.at_end and left and not (self.every and self.total_steps % self.every == 0):
-            count += 1
-        return count + self._is_due_now(done)
+        """Evaluations of the validation rows from after `done` steps to the end. The one after this
+        step may still be due: the last one may take longest."""
+        now = done in self._due and self._evaluated != done
+        return len(self._due) - bisect_right(self._due, done) + now
 
     def cost(self, done: int) -> float:
         """Cost of all evaluations still to come, in steps."""
@@ -152,12 +155,6 @@ class RemainingEvaluations:
         """How long they will take, given the seconds per step."""
         for_one = self._seconds_for_one
         return self.cost(done) * (step_seconds if for_one is None else for_one)
-
-    def _is_due_now(self, done: int) -> bool:
-        """Whether the evaluation after this step is still due: the last one may take longest."""
-        due = bool(self.every) and done > 0 and done % self.every == 0
-        last = self.at_end and done >= self.total_steps
-        return (due or last) and self._evaluated != done
 
 
 class Meter:

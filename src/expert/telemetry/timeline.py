@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -25,14 +26,8 @@ KEPT_STEPS = 1024
 """Unread steps kept; beyond that the oldest is dropped."""
 
 
-class DeviceEvent(Protocol):
-    """The part of torch.cuda.Event that is used; copies are timed by two events on their stream."""
-
-    def record(self, stream: Any = None) -> None: ...
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Milliseconds from this event to the later one."""
+DeviceEvent = Any
+"""A torch.cuda.Event with timing, or what replaces it in tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +54,9 @@ class _Step:
 
     step: int
     host_begin: float
-    begin: DeviceEvent | None
+    begin: DeviceEvent
     host_end: float = 0.0
-    end: DeviceEvent | None = None
+    end: DeviceEvent = None
     host: dict[str, float] = field(default_factory=dict)
     pairs: list[tuple[str, DeviceEvent, DeviceEvent]] = field(default_factory=list)
     copies: list[tuple[DeviceEvent, DeviceEvent]] = field(default_factory=list)
@@ -98,7 +93,10 @@ class Timeline:
         """
         self._current_stream: Callable[[], Any] = lambda: None
         if new_event is None and str(device).partition(":")[0] == "cuda":
-            new_event, self._current_stream = _cuda(device)
+            import torch
+
+            new_event = partial(torch.cuda.Event, enable_timing=True)
+            self._current_stream = partial(torch.cuda.current_stream, device)
         self._new_event = new_event
         self._stream: Any = None
         self._clock = clock
@@ -135,9 +133,7 @@ class Timeline:
         if step is not None and step is self._open:
             step.host[name] = step.host.get(name, 0.0) + self._clock() - entered
             if began is not None:
-                end = self._recorded()
-                assert end is not None
-                step.pairs.append((name, began, end))
+                step.pairs.append((name, began, self._recorded()))
             step.inside = None
 
     def end(self) -> None:
@@ -183,7 +179,8 @@ class Timeline:
 
     # --- inside --------------------------------------------------------------------------------
 
-    def _recorded(self) -> DeviceEvent | None:
+    def _recorded(self) -> DeviceEvent:
+        """An event recorded now; None without a device."""
         if self._new_event is None:
             return None
         event = self.take_event()
@@ -203,19 +200,8 @@ class Timeline:
         return StepTimes(step=step.step, wall=wall, phases=phases, ran_dry=step.ran_dry)
 
 
-def _cuda(device: torch.device | str) -> tuple[Callable[[], DeviceEvent], Callable[[], Any]]:
-    """Functions that create an event with timing, and that return the device's current stream."""
-    import torch
-
-    def new_event() -> DeviceEvent:
-        event: DeviceEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        return event
-
-    return new_event, lambda: torch.cuda.current_stream(device)
-
-
 def _seconds(start: DeviceEvent, end: DeviceEvent) -> float:
-    return start.elapsed_time(end) / 1000
+    return float(start.elapsed_time(end)) / 1000
 
 
 def _with_other(wall: float, phases: dict[str, float]) -> dict[str, float]:
