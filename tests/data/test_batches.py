@@ -159,28 +159,27 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
 def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft, cut):
     store = gather(some, cut, cut // 2)
     index = pack("none", store, length, policy, soft)
-    to_longest = rule == "none"
     for begin in range(0, index.bins, rows):
         bins = list(range(begin, min(begin + rows, index.bins)))
-        batch = padded_batch(index, bins, store, width=None if to_longest else length)
+        batch, counts = padded_batch(index, bins, store)
         rows_of = [next(index.pieces(number)) for number in bins]
         longest = max(stop - start + soft for _, start, stop in rows_of)
-        assert batch.tokens.shape == (len(bins), longest if to_longest else length)
+        assert (batch.shape.rows, batch.shape.length) == (len(bins), longest)
         targets: list[int] = []
         for row, (document, start, stop) in enumerate(rows_of):
             expected = Reference()
             expected.add_document(some[document], start, stop, soft)
             end = len(expected.tokens)
-            expected.pad_to(batch.tokens.shape[1])
-            assert batch.tokens[row].tolist() == expected.tokens
-            assert batch.labels[row].tolist() == expected.labels
-            assert batch.positions[row, :end].tolist() == expected.positions[:end]
-            assert batch.soft_mask[row].tolist() == expected.soft
-            targets += [row * batch.tokens.shape[1] + at for at in expected.target_places]
-        assert batch.counts.targets == len(targets)
+            expected.pad_to(longest)
+            here = slice(row * longest, (row + 1) * longest)
+            assert batch.tokens[here].tolist() == expected.tokens
+            assert batch.labels[here].tolist() == expected.labels
+            assert batch.positions[here][:end].tolist() == expected.positions[:end]
+            assert batch.soft_mask[here].tolist() == expected.soft
+            targets += [row * longest + at for at in expected.target_places]
+        assert counts.targets == len(targets)
         no_targets = [batch.tokens.size - 1] * (batch.tokens.size - len(targets))
         assert batch.target_places.tolist() == targets + no_targets
-        assert batch.tokens.flags.c_contiguous
 
 
 def test_the_shape_has_boundaries_for_the_fullest_bins_and_no_more():

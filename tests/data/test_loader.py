@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from expert.core.world import SINGLE_PROCESS, World
-from expert.data.feed.batches import BatchCounts
 from expert.data.feed.loader import MakeBatch, PaddedFeed, from_prepared
 from expert.data.feed.order import DataOrder
 from expert.data.pack.pack import pack_none
 from expert.data.records import Row, Segment
-from expert.data.tokens.documents import DocumentStore, write_dataset_files, write_shard
+from expert.data.tokens.documents import DocumentStore, dataset_files, write_shard
 from expert.data.tokens.encoder import CharacterEncoder
 from tests.data.shards import loader_plan
 
@@ -40,7 +38,8 @@ def prepared(tmp_path: Path) -> MakeBatch:
     spans = np.concatenate([[6, length] for length in batch.lengths]).astype(np.int32)
     batch = type(batch)(batch.ids, batch.lengths, spans, batch.span_counts)
     write_shard(tmp_path / "data-00000.arrow", batch, np.arange(len(LINES), dtype=np.int32))
-    write_dataset_files(tmp_path, ["data-00000.arrow"], "f" * 16)
+    state = dataset_files(["data-00000.arrow"], "f" * 16)["state.json"]
+    (tmp_path / "state.json").write_text(state, encoding="utf-8")
     store = DocumentStore(tmp_path)
     return from_prepared(pack_none(store.lengths, LENGTH, overlong="cut"), store)
 
@@ -50,9 +49,7 @@ def an_order(grouped: bool = False) -> DataOrder:
     return DataOrder(len(LINES), 4, seed=5, grouped=lengths if grouped else None)
 
 
-def a_feed(
-    dataset, *, done=0, total=14, rows=2, grouped=False, world=SINGLE_PROCESS, **options
-) -> PaddedFeed:
+def a_feed(dataset, *, done=0, total=14, rows=2, grouped=False, **options) -> PaddedFeed:
     return PaddedFeed(
         dataset,
         an_order(grouped),
@@ -61,7 +58,6 @@ def a_feed(
         rows=rows,
         device=CPU,
         options=loader_plan(**options),
-        world=world,
     )
 
 
@@ -112,17 +108,3 @@ def test_rows_grouped_by_length_are_the_same_however_many_go_at_once_and_pad_les
 
     assert seen(1)[0] == seen(2)[0] == seen(4)[0]
     assert seen(2)[1] < seen(2, grouped=False)[1]
-
-
-def test_ranks_share_the_rows_and_a_silent_batch_counts_nothing(prepared):
-    with a_feed(prepared, total=1) as alone:
-        whole = next(iter(alone)).counts
-    total, filler = BatchCounts(), 0
-    for rank in range(3):  # four rows: one rank has two of them, the others one and a silent one
-        with a_feed(prepared, total=1, rows=1, world=World(rank=rank, size=3)) as feed:
-            for batch in next(iter(feed)).batches:
-                total += batch.counts
-                filler += batch.counts == BatchCounts()
-                assert bool((batch.labels >= 0).sum() == batch.targets)
-                assert int(batch.target_places[batch.targets]) == batch.labels.numel() - 1
-    assert (total, filler) == (whole, 2)

@@ -50,10 +50,7 @@ def test_long_texts_are_trained_on_completely(tmp_path, rows):
     ("rows", "config", "settled", "because"),
     [
         (None, {}, "split", "plain text: every part is trained on"),
-        ([{"text": WORDS}], {}, "split", "plain text"),
-        ([{"text": "<|user|>\na\n<|end|><|assistant|>\nb\n<|end|>"}], {}, "cut", "with answers"),
         (ROWS[:3], {}, "cut", "rows with answers"),
-        (None, {"overlong": "cut"}, "cut", "set in the manifest"),
         (ROWS[:3], {"overlong": "split"}, "split", "set in the manifest"),
         ([{"text": WORDS}], {"tokenize": "late", "packing": False}, "cut", "tokenize: late"),
     ],

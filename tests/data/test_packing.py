@@ -41,15 +41,12 @@ def test_a_step_has_the_requested_number_of_rows(examples, mean, spread, length)
 @each(
     ("lengths", "length", "examples"),
     [
-        (np.full(3000, 130), 1024, 16),
         (np.full(3000, 300), 1024, 16),
-        (np.full(3000, 300), 2048, 16),
         (np.random.default_rng(1).lognormal(np.log(500) - 0.4, 0.9, 3000), 2048, 16),
         (np.random.default_rng(2).choice([50, 1000], 3000, p=[0.85, 0.15]), 1024, 8),
-        (np.random.default_rng(3).choice([50, 1000], 3000, p=[0.85, 0.15]), 1024, 4),
         (np.r_[np.full(2000, 22), 900], 1024, 16),
     ],
-    ids=["130", "300", "300 of 2048", "lognormal", "two kinds", "few of two kinds", "one long row"],
+    ids=["300", "lognormal", "two kinds", "one long row"],
 )
 def test_steps_have_the_requested_rows_for_all_length_distributions(lengths, length, examples):
     rows, _ = packed(np.minimum(lengths, length), length, examples)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expert.data.tokens.row_keys import RowKeys
 from expert.run.open import prepare
 from tests.each import each
 from tests.jobs.runs import ROWS, write_expert
@@ -45,14 +44,6 @@ def test_rows_that_are_new_or_answer_the_same_otherwise_are_not_told(tmp_path):
     assert prepare(an_expert(tmp_path, **rows)).doubts == ()
 
 
-def test_a_test_row_whose_copy_is_held_out_is_not_reported(tmp_path):
-    made = prepare(an_expert(tmp_path, test=ROWS))
-    assert made.validation is not None
-    (shared,) = made.shared
-    assert shared.of == len(ROWS)
-    assert shared.count == len(ROWS) - made.validation.index.examples == made.train.index.examples
-
-
 def test_rows_of_several_tasks_are_named_by_the_file_they_stand_in(tmp_path):
     tasks = {}
     for name, rows, judged in (("a", ROWS[:9], NEW[:2]), ("b", ROWS[9:], [NEW[2], ROWS[10]])):
@@ -66,17 +57,6 @@ def test_rows_of_several_tasks_are_named_by_the_file_they_stand_in(tmp_path):
     assert shared.example == "row 2 of b-v.jsonl is row 2 of b-t.jsonl"
 
 
-def test_what_rows_are_recognised_by_is_made_once_and_a_single_row_is_told_as_one(
-    tmp_path, monkeypatch
-):
-    file = an_expert(tmp_path, validation=[ROWS[1]])
-    first = prepare(file)
-    (told,) = first.doubts
+def test_a_single_row_is_told_as_one(tmp_path):
+    (told,) = prepare(an_expert(tmp_path, validation=[ROWS[1]])).doubts
     assert told.text.startswith("validation: 1 of 1 row is in the training rows as well (row 1 of")
-
-    def refuse(documents: Any) -> RowKeys:
-        raise AssertionError("the tokens are read again")
-
-    monkeypatch.setattr(RowKeys, "of", refuse)
-    again = prepare(file)
-    assert again.shared == first.shared != ()

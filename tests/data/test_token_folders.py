@@ -148,15 +148,12 @@ def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
     rows = [token_row(n, labels=False) for n in range(20)]
     for row in rows:
         row["input_ids"] = [(id * 7 + 11) % 300 for id in row["input_ids"]]
-    file, folder = cached_expert(tmp_path, rows)
+    file, _ = cached_expert(tmp_path, rows)
     made = prepare(file)
     assert "are the same when their text is tokenised again" in made.doubts[0].text
     assert "FROM city" in texts_of(made, "train")[0]
-    shutil.rmtree(folder)
-    save(folder, [{"input_ids": [9_999] * 8}] * 20)
     facts = check_data(open_run(file, data="counted"))
-    found = {finding.name: finding for finding in facts.findings}
-    assert "beyond the tokenizer's" in found["token-folder"].evidence
+    assert "token-folder" in {finding.name for finding in facts.findings}
 
 
 @each(
@@ -170,7 +167,7 @@ def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
             lambda row: row.update(
                 labels=[*row["input_ids"][1:], -100], attention_mask=[1] * PADDED
             ),
-            "labels are input_ids shifted by one place",
+            "labels differ from input_ids.*they must not be shifted",
         ),
         (lambda row: row.update(labels=[1, 2, 3]), "labels has 3 places and input_ids 64"),
         (lambda row: row.update(labels=[-100] * PADDED), "there is no token to train on"),
@@ -207,19 +204,14 @@ def test_what_was_checked_and_what_cannot_be_known_is_written_beside_the_tokens(
     assert record["rows"] == 20
     assert record["same_again"] == 1.0
     assert record["ignored"] == ["token_type_ids", "source"]
-    assert "tokenizer" in record["not_known"]
     notes = " ".join(made.notes)
     assert "not used: token_type_ids, source" in notes
     assert "Count to 0." in notes
 
 
-def test_tokens_of_equal_length_or_without_eos_give_a_warning(tmp_path):
-    text = encoded("".join(f"Row {n} says so.<|im_end|>" for n in range(400)))
-    chunks = [text[start : start + 32] for start in range(0, len(text) - 32, 32)]
-    file = token_expert(tmp_path / "a", [{"input_ids": ids, "labels": ids} for ids in chunks])
-    assert any("every row has 32 tokens" in doubt.text for doubt in prepare(file).doubts)
+def test_tokens_without_eos_give_a_warning(tmp_path):
     rows = [{"input_ids": encoded(f"Row {n} says so.")} for n in range(20)]
-    file = token_expert(tmp_path / "b", rows)
+    file = token_expert(tmp_path, rows)
     assert "would not learn to stop" in prepare(file).doubts[0].text
 
 

@@ -84,12 +84,11 @@ def test_what_was_damaged_is_a_warning_that_names_the_file_and_where_it_was_put(
     manifest = an_expert(tmp_path)
     made = prepare(manifest)
     index = made.train.index_file
-    (rows,) = index.parent.glob("rows-*.npy")
-    for each in (index, rows, made.train.folders[0].folder / "data-00000.arrow"):
+    for each in (index, made.train.folders[0].folder / "data-00000.arrow"):
         damage(each, "bit", random.Random(1))
     publish._sound.clear()
     told = [doubt.text for doubt in prepare(manifest).doubts]
-    for each in (index, rows, made.train.folders[0].folder):
+    for each in (index, made.train.folders[0].folder):
         assert any(text.startswith(str(each)) and f"{each.name}.bad" in text for text in told)
     publish._sound.clear()
     assert not prepare(manifest).doubts

@@ -19,7 +19,6 @@ from expert.data import splits
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
-from expert.data.tokens.row_keys import RowKeys
 from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
 from expert.run.open import open_run, prepare
@@ -277,7 +276,6 @@ def test_three_processes_that_prepare_at_once_do_everything_once(tmp_path, monke
     logged(row_cache, "survey_rows")
     logged(row_cache, "content_hash")
     logged(splits, "packed")
-    logged(RowKeys, "of")
 
     class Told:
         def __call__(self, name: str, rows: int, tokens: int) -> None: ...
@@ -300,6 +298,5 @@ def test_three_processes_that_prepare_at_once_do_everything_once(tmp_path, monke
         process.join(60)
     assert [process.exitcode for process in running] == [0, 0, 0]
     done = Counter(log.read_text(encoding="utf-8").splitlines())
-    # Packed are two splits; the keys of the rows are made once for both.
-    assert done == {"survey_rows": 1, "content_hash": 1, "encode": 1, "packed": 2, "of": 1}
+    assert done == {"survey_rows": 1, "content_hash": 1, "encode": 1, "packed": 2}
     assert len(list(tmp_path.glob("told-*"))) == 2

@@ -13,8 +13,6 @@ from expert.telemetry.cpu import (
     CpuSampler,
     OtherProcesses,
     available_cores,
-    busy_seconds,
-    own_seconds,
     peak_memory_bytes,
     process_seconds,
 )
@@ -33,22 +31,13 @@ def test_cpu_use_of_others_excludes_the_run(busy, own, share):
     assert sampler.step_fields() == {}  # no time has passed
 
 
-def test_own_work_counts_as_busy_and_as_own():
-    busy, own = busy_seconds(), own_seconds()
-    until = time.process_time() + 0.2
-    while time.process_time() < until:
-        pass
-    assert own_seconds() - own >= 0.15  # ticks are hundredths of a second
-    assert busy_seconds() - busy >= 0.1
-
-
 def test_the_peak_of_memory_stays_and_is_not_that_of_a_process_that_was_started():
     block = bytearray(200_000_000)
     block[::4096] = b"x" * len(block[::4096])  # touched, so that it is resident
     size = len(block)
     asked = "from expert.telemetry.cpu import peak_memory_bytes as peak; print(peak())"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True, text=True)
-    assert int(told.stdout) < size or not sys.platform.startswith("linux")
+    assert int(told.stdout) < size
     del block
     assert (peak_memory_bytes() or 0) > size
 
@@ -80,7 +69,7 @@ def test_busy_neighbours_are_named_once_a_minute_and_quiet_ones_never():
     assert len(looks) == 3
 
 
-def test_a_real_neighbour_is_seen_and_this_process_and_its_children_are_not():
+def test_a_real_neighbour_is_seen_and_this_process_is_not():
     """The other process is not a child of this one."""
     code = "import os; os.fork() and os._exit(0); print(os.getpid(), flush=True)\nwhile True: pass"
     done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -96,7 +85,4 @@ def test_a_real_neighbour_is_seen_and_this_process_and_its_children_are_not():
         done.stdout.close()
     assert seen[neighbour][1] > before[neighbour][1]
     assert share * len(available_cores()) > 0.2  # a fifth of a core, even on a busy machine
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        seen = process_seconds()
-        child.communicate(b"\n")
-    assert not {os.getpid(), child.pid} & seen.keys()
+    assert os.getpid() not in seen

@@ -84,16 +84,6 @@ def test_a_host_far_ahead_of_its_device_does_not_make_steps_faster(meter, clock)
     assert meter.step_line(7)["tokens_per_second"] == 30.0
 
 
-def test_the_time_left_leaves_out_compiling_and_pauses(meter, clock):
-    make(meter, clock, 60.0, 20.0, 20.0)
-    assert meter.eta_seconds() is None
-    make(meter, clock, 2.0, first=4)
-    with meter.paused():
-        clock.turn(500)
-    make(meter, clock, 4.0, first=5)
-    assert meter.eta_seconds() == 94 * 3.0
-
-
 def test_after_a_fallback_the_next_steps_settle_again(meter, clock):
     start = clock()
     assert meter.steady_since is None
@@ -141,9 +131,7 @@ def test_a_step_line_covers_what_came_since_the_last_one(meter, clock):
     }
 
 
-def test_a_line_that_is_written_late_covers_the_steps_up_to_its_own_and_what_was_undone(
-    meter, clock
-):
+def test_a_late_line_covers_the_steps_up_to_its_own_and_what_was_undone(meter, clock):
     make(meter, clock, 1.0, 2.0, 4.0)  # steps 1, 2 and 3
     lines = [meter.step_line(2), meter.step_line(3)]
     assert [line["updates"] for line in lines] == [2, 1]

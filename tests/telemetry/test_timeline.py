@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from expert.telemetry.timeline import PHASES, StepTimes, Timeline
 from tests.telemetry.clocks import HandClock
@@ -120,18 +118,12 @@ def test_a_step_is_given_out_once_the_device_has_finished_it_and_only_draining_w
     assert sum(event.waited for event in device.made) == 1
 
 
-def test_the_newest_steps_are_held_back_by_the_lag_and_events_are_used_again(on_device, device):
+def test_the_newest_steps_are_held_back_by_the_lag(on_device, device):
     for step in (1, 2, 3):
         launch(on_device, device, step)
     device.reached = device.now
     assert [times.step for times in on_device.ready()] == [1, 2]
     assert [times.step for times in on_device.ready()] == []
-    made = len(device.made)
-    for step in range(4, 50):
-        launch(on_device, device, step)
-        device.reached = device.now
-        assert [times.step for times in on_device.ready()] == [step - 1]
-    assert len(device.made) == made
 
 
 def test_a_copy_on_another_stream_is_waited_for_and_not_taken_off_the_rest(on_device, device):
@@ -163,24 +155,6 @@ def test_a_step_that_fails_is_forgotten_and_its_error_comes_through(on_device, d
     assert len(device.made) == before + 1  # nothing is recorded on a device that may be broken
     launch(on_device, device, 1)
     assert [times.step for times in on_device.drain()] == [1]
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(PHASES), st.floats(0, 10), st.floats(0, 10)), max_size=20)
-)
-def test_the_rest_is_never_negative_and_all_adds_up(stretches):
-    clock = HandClock()
-    timeline = Timeline("cpu", clock=clock)
-    timeline.begin(0)
-    for phase, inside, between in stretches:
-        with timeline.phase(phase):
-            clock.turn(inside)
-        clock.turn(between)
-    timeline.end()
-    [times] = timeline.ready(lag=0)
-    assert times.phases["other"] >= 0
-    # 42 readings of a clock near 500 round by 500 * 2**-53 each
-    assert sum(times.phases.values()) == pytest.approx(times.wall, abs=42 * 500 * 2**-52)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,14 +16,13 @@ from expert.cli.show.options import (
     one_manifest,
 )
 from expert.cli.show.progress import PreparingView
-from expert.core.errors import EXIT_USAGE
+from expert.core.errors import EXIT_USAGE, ExpertError
 from expert.core.text import count
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.data.prepared import PreparedData, PreparedSplit
-    from expert.jobs.pretokenize import PrepareOutcome
 
 
 def pretokenize(
@@ -38,7 +36,6 @@ def pretokenize(
     overrides: Overrides = None,
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
-    from expert.jobs.pretokenize import manifests_below, try_prepare
     from expert.run.open import prepare
 
     chosen = one_manifest(file, manifest)
@@ -51,16 +48,48 @@ def pretokenize(
             done = prepare(chosen, model=model, overrides=changes, tell=tell)
         show_prepared(done, console)
         return
-    outcomes = []
-    for each in manifests_below(everything or Path()):
+    _prepare_all(everything or Path(), model, changes, console)
+
+
+def _prepare_all(
+    folder: Path, model: str | None, changes: tuple[str, ...], console: Console
+) -> None:
+    """Prepare every manifest below a folder. One is skipped if there is nothing to prepare on this
+    machine; failures are listed on standard error."""
+    from expert.data.records import DataNotFound
+    from expert.data.splits import NothingToPrepare
+    from expert.jobs.pretokenize import manifests_below
+    from expert.manifest.text.document import is_other_tools_file
+    from expert.run.open import prepare
+
+    prepared: list[Path] = []
+    skipped: dict[Path, str] = {}
+    failed: dict[Path, str] = {}
+    for each in manifests_below(folder):
         show(console, f"\n{each}", "bold")
-        with PreparingView(console, brief=True) as tell:
-            outcome = try_prepare(each, model=model, overrides=changes, tell=tell)
-        if outcome.data is not None:
-            show_prepared(outcome.data, console)
-        outcomes.append(outcome)
-    _show_outcomes(outcomes, console)
-    if any(outcome.state == "failed" for outcome in outcomes):
+        if is_other_tools_file(each):
+            skipped[each] = "it names neither a model nor rows to train on"
+            continue
+        try:
+            with PreparingView(console, brief=True) as tell:
+                done = prepare(each, model=model, overrides=changes, tell=tell)
+            show_prepared(done, console)
+            prepared.append(each)
+        except (DataNotFound, NothingToPrepare) as error:
+            skipped[each] = str(error)
+        except ExpertError as error:
+            failed[each] = str(error)
+        except OSError as error:
+            failed[each] = f"{error.filename or each}: {error.strerror or error}"
+    counts = f"{len(prepared)} prepared, {len(skipped)} skipped, {len(failed)} failed"
+    show(console, f"\n{counts}", "bold")
+    for each in prepared:
+        show(console, f"✓ {each}")
+    for each, reason in skipped.items():
+        show(console, f"· {each}: skipped: {reason}")
+    if failed:
+        listed = [f"  - {each}: {reason}" for each, reason in failed.items()]
+        show_problems("\n".join(["not prepared", *listed]))
         raise typer.Exit(EXIT_USAGE)
 
 
@@ -90,25 +119,11 @@ def show_prepared(data: PreparedData, console: Console) -> None:
     show_bars(shown, max((size for _, size, _ in shown), default=1), console)
 
 
-def _show_outcomes(outcomes: Sequence[PrepareOutcome], console: Console) -> None:
-    """The result of every manifest; failures on standard error."""
-    states = ("prepared", "skipped", "failed")
-    found = {state: [each for each in outcomes if each.state == state] for state in states}
-    counts = ", ".join(f"{len(each)} {state}" for state, each in found.items())
-    show(console, f"\n{counts}", "bold")
-    for each in found["prepared"]:
-        show(console, f"✓ {each.manifest}")
-    for each in found["skipped"]:
-        show(console, f"· {each.manifest}: skipped: {each.reason}")
-    if found["failed"]:
-        listed = [f"  - {each.manifest}: {each.reason}" for each in found["failed"]]
-        show_problems("\n".join(["not prepared", *listed]))
-
-
 def _facts(split: PreparedSplit, train: PreparedSplit) -> dict[str, str]:
     from expert.data.tokens.statistics import percentiles
 
-    total, packed, over = split.statistics, split.index.statistics(), split.index.overlong
+    total, index = split.statistics, split.index
+    packed, over = index.statistics(), index.overlong
     p50, p90, p95, p99 = percentiles(split.open().lengths)
     dropped = ", ".join(f"{number} {reason}" for reason, number in total.dropped.items())
     read = {
@@ -118,19 +133,15 @@ def _facts(split: PreparedSplit, train: PreparedSplit) -> dict[str, str]:
     }
     if split is not train and split.folders == train.folders:  # split from the training rows
         read = {"rows read": "split from train", "bad rows": "–", "left out": "–"}
-    avoided = f"{count(packed.padding_avoided)} tokens"
-    if packed.padding_avoided < 0:  # compared with padding to the longest row of a batch
-        avoided = "none: few rows per step leave sequences emptier; a larger batch_size fills them"
     return read | {
-        "examples": f"{packed.examples:,}",
+        "examples": f"{index.examples:,}",
         "tokens": count(packed.tokens),
         "trained on, of all prepared": f"{total.trainable_tokens / max(1, total.tokens):.1%}",
         "lengths p50 / p90 / p95 / p99 / max": f"{p50} / {p90} / {p95} / {p99} / {total.longest}",
         "overlong cut / split / dropped": f"{over.cut} / {over.split} / {over.dropped}",
         "tokens lost to cutting": f"{over.tokens_lost:,}",
         "left out, no trainable tokens": f"{over.unlearnt:,}",
-        "sequences": f"{packed.bins:,} of {split.index.length} tokens",
+        "sequences": f"{index.bins:,} of {index.length} tokens",
         "fill": f"{packed.fill:.2%}",
-        "examples per sequence": f"{packed.examples_per_bin:.2f}",
-        "padding avoided": avoided,
+        "examples per sequence": f"{index.examples / max(1, index.bins):.2f}",
     }

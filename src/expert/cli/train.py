@@ -419,7 +419,7 @@ def _options_of(
 
 def data_to_read(opened: Opened) -> dict[str, Any]:
     """Where the rows would come from and where their tokens would go; nothing is read."""
-    from expert.data.tokens.token_rows import columns_in
+    from expert.data.tokens.token_rows import token_rows_in
 
     asked = opened.named
     groups = [("", asked.first), *((f"{task.name} ", task) for task in asked.first.tasks)]
@@ -431,7 +431,7 @@ def data_to_read(opened: Opened) -> dict[str, Any]:
                 continue
             sizes = [path.stat().st_size for path in source.files if path.is_file()]
             size = f", {gib(sum(sizes))}" if sizes else ""
-            are_tokens = asked.tokens is not None and columns_in(source) is not None
+            are_tokens = asked.tokens is not None and token_rows_in(source) is not None
             kind = "pretokenized" if are_tokens else source.kind
             text = f"{source.name} ({kind}{size})"
             files = [str(path) for path in source.files]

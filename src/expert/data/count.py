@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.data.named_sources import NamedSources, TokenMismatch
@@ -23,11 +25,10 @@ from expert.data.pipeline import (
     FIRST_ROWS,
     STREAM_WINDOW_ROWS,
     DataPipeline,
-    column_remarks,
     open_pipeline,
     reader_for,
     remarks_on_tokens,
-    text_remarks,
+    row_remarks,
 )
 from expert.data.prepared import PreparedSplit
 from expert.data.read.sample_rows import sample_rows
@@ -36,6 +37,7 @@ from expert.data.records import BadRow, Row
 from expert.data.splits import all_tokens, prepare_splits
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.prepare import Prepared
+from expert.data.tokens.tokenise import tokenise_rows
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Remark
@@ -120,7 +122,7 @@ def _doubts(line: DataPipeline) -> tuple[Remark, ...]:
             tolerated = f"training.dataset.max_bad_rows tolerates {line.spec.max_bad_rows}"
             text = f"{what}, and {tolerated}: {bad[0]}  ({line.list_command})"
             doubts.append(Remark.warning("training.dataset", text))
-    return (*doubts, *column_remarks(line), *text_remarks(line))
+    return (*doubts, *row_remarks(line))
 
 
 def _prepared(line: DataPipeline) -> Counts | None:
@@ -253,18 +255,12 @@ def _tokenised(
     line: DataPipeline, source: Source, rows: Sequence[Row | BadRow | None]
 ) -> tuple[list[int], tuple[Remark, ...]]:
     """Tokens of each row, 0 if it is unusable; and a warning if some have nothing to train on."""
-    segments_of = reader_for(line, source).formatter()
-    lengths, places, documents = [0] * len(rows), [], []
-    for place, row in enumerate(rows):
-        segments = segments_of(row) if isinstance(row, Row) else None
-        if isinstance(segments, list):
-            places.append(place)
-            documents.append(segments)
-    if not documents:
-        return lengths, ()
-    batch = line.encoder.encode(documents)
-    for place, length in zip(places, batch.lengths, strict=True):
-        lengths[place] = int(length)
-    tried = counted(len(documents), "sampled row")
-    unlearnt = count_untrainable_rows(line.plan, batch)
-    return lengths, tuple(remark_on_left_out(line.plan, unlearnt, len(documents), of=tried))
+    usable = (row if row is not None else BadRow(source.name, 0, "no row") for row in rows)
+    made = tokenise_rows(usable, reader_for(line, source).formatter(), line.encoder)
+    lengths, count = np.zeros(len(rows), np.int64), len(made.numbers)
+    if not count:
+        return lengths.tolist(), ()
+    lengths[made.numbers] = made.batch.lengths
+    unlearnt = count_untrainable_rows(line.plan, made.batch)
+    tried = counted(count, "sampled row")
+    return lengths.tolist(), tuple(remark_on_left_out(line.plan, unlearnt, count, of=tried))

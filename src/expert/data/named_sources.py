@@ -18,10 +18,9 @@ from expert.data.tokens.encoder import Encoder, TextEncoder
 from expert.data.tokens.prepare import is_prepared
 from expert.data.tokens.token_rows import (
     TokenCheck,
-    TokenColumns,
     TokenRows,
     check_tokens,
-    columns_in,
+    token_rows_in,
 )
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
@@ -59,18 +58,13 @@ class NamedSources:
         return sources
 
 
-def named_sources(read: ReadManifest, *, fetch: bool = True) -> NamedSources:
-    """Find all data named in the manifest; reads the first row of tokens. `fetch`: rows may be
-    downloaded from the hub."""
-    training = read.manifest.training
-    cache = training.config.pretokenized_cache
-    return sources_of(training.dataset, read.folder, cache, fetch=fetch)
-
-
-def sources_of(
-    spec: DatasetSpec, folder: Path, cache: str | None, *, fetch: bool = True
+def named_sources(
+    read: ReadManifest, *, spec: DatasetSpec | None = None, fetch: bool = True
 ) -> NamedSources:
-    """Like `named_sources`, for a data set relative to a folder."""
+    """Find all data named in the manifest, or by another `spec`; reads the first row of tokens.
+    `fetch`: rows may be downloaded from the hub."""
+    spec, folder = spec or read.manifest.training.dataset, read.folder
+    cache = read.manifest.training.config.pretokenized_cache
     plain = not spec.streaming and not spec.tasks
     tokens = _tokens_in(local_path(cache, folder), spec) if cache and plain else None
     try:
@@ -87,13 +81,17 @@ def sources_of(
     here = fetch or all(source.kind != "hub" for source in trains)
     if not spec.use_pretokenized or not here:
         return NamedSources(rows)
-    without = [source for source in trains if columns_in(source) is None]
+    without = [source for source in trains if token_rows_in(source) is None]
     if without:
         text = f"{without[0].name} has no input_ids: its rows are tokenised here"
         text = f"{FLAG_KEY}: {text}  (set it to false, or name token rows)"
         return NamedSources(rows, remarks=(Remark.warning(FLAG_KEY, text),))
-    has_text = all(_has_text(source, spec) for source in trains)
-    return NamedSources(rows if has_text else None, rows, PATH_KEY)
+    try:  # token rows may also have text, in known columns
+        for source in trains:
+            detect_source_columns(survey_rows(iterate(source), TEXT_SEARCH_ROWS), spec)
+    except DataError:
+        return NamedSources(None, rows, PATH_KEY)
+    return NamedSources(rows, rows, PATH_KEY)
 
 
 def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
@@ -105,21 +103,12 @@ def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
         sources = resolve_sources(named, folder.parent)
     except DataError:  # an unreadable folder is left alone
         return None
-    return sources if sources.train is not None and columns_in(sources.train) is not None else None
+    return sources if sources.train and token_rows_in(sources.train) else None
 
 
 def is_token_folder(folder: Path) -> bool:
     """Whether a folder holds tokens made elsewhere."""
     return _tokens_in(folder, DatasetSpec()) is not None
-
-
-def _has_text(source: Source, spec: DatasetSpec) -> bool:
-    """Whether token rows also have text, in known columns."""
-    try:
-        detect_source_columns(survey_rows(iterate(source), TEXT_SEARCH_ROWS), spec)
-    except DataError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -140,7 +129,7 @@ def choose_sources(
     named: NamedSources,
     encoder: Encoder | None,
     spec: DatasetSpec,
-    converted: Callable[[Source, TokenColumns], Path],
+    converted: Callable[[TokenRows], Path],
 ) -> ChosenSources:
     """The tokens if they fit the encoder, else the text rows with a warning why.
 
@@ -154,21 +143,16 @@ def choose_sources(
     checks: dict[Source, TokenCheck] = {}
     mismatches: list[str] = []
     for source in named.tokens.every:
-        columns = columns_in(source)
-        if columns is None:
-            continue
         if not isinstance(encoder, TextEncoder):
-            mismatches.append(
-                "the model's tokenizer is not on this machine, and they cannot be checked"
-                if encoder is None
-                else "char-gpt makes its tokens from characters"
-            )
+            mismatches.append("they cannot be checked without the model's tokenizer")
             break
-        tokens[source] = TokenRows(source, columns, encoder)
-        before = stored_check(converted(source, columns))
-        checks[source] = before or check_tokens(tokens[source], encoder)
-        checks[source].max_bad_rows = spec.max_bad_rows
-        mismatches += [f"{source.name}: {text}" for text in checks[source].mismatches]
+        found = token_rows_in(source, encoder)
+        if found is None:
+            continue
+        tokens[source] = found
+        checks[source] = stored_check(converted(found)) or check_tokens(found, encoder)
+        unfit = checks[source].mismatches(spec.max_bad_rows)
+        mismatches += [f"{source.name}: {text}" for text in unfit]
     why = "; ".join(mismatches)
     if mismatches and named.rows is None:
         raise TokenMismatch(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -51,7 +51,7 @@ from expert.data.tokens.prepare import (
     read_statistics,
     tokens_folder,
 )
-from expert.data.tokens.token_rows import TokenColumns
+from expert.data.tokens.token_rows import TokenRows
 from expert.data.tokens.tokenise import TokeniseJob
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
@@ -83,7 +83,7 @@ class Cache:
     folder: Path
     """Parent of token folders named by key; or a token folder itself, if the manifest names it."""
     beside: Path
-    """Where indexes, further splits and row keys go: `folder`, or the parent of a named one, or
+    """Where indexes and further splits go: `folder`, or the parent of a named one, or
     beside the manifest if that is read-only."""
     named: bool
     """The manifest names the folder."""
@@ -198,8 +198,8 @@ def open_pipeline(
         tokenizer = tokenizer_folder(plan, read.folder)
         encoder, template = text_tools(tokenizer, plan.model.prompt_template)
 
-    def converted(source: Source, columns: TokenColumns) -> Path:
-        recipe = _recipe_of_tokens(source, columns, encoder, cache, keep=False)
+    def converted(rows: TokenRows) -> Path:
+        recipe = _recipe_of_tokens(rows, encoder, cache, keep=False)
         fits = cache.named and cache.folder.is_dir() and not folder_mismatch(cache.folder, recipe)
         return cache.folder if fits else cache.beside / tokens_folder(recipe.key())
 
@@ -245,7 +245,7 @@ def _make_reader(line: DataPipeline, source: Source) -> RowReader:
     tokens = line.chosen.tokens.get(source)
     if tokens is not None:
         segments: Any = tokens.segments_of
-        return RowReader(tokens.rows, segments, lambda: segments, str(tokens.columns))
+        return RowReader(lambda: iterate(source), segments, lambda: segments, str(tokens))
     if line.template is None:
         apart = _is_one_text(line, source, None)
         share = line.spec.validation_split if apart else 0
@@ -279,7 +279,7 @@ def _make_reader(line: DataPipeline, source: Source) -> RowReader:
         columns,
         seen,
         apart,
-        bool(line.spec.validation and line.spec.validation.deduplicate),
+        in_order=bool(line.spec.validation and line.spec.validation.deduplicate),
     )
 
 
@@ -355,13 +355,23 @@ def _is_one_text(line: DataPipeline, source: Source, columns: Columns | None) ->
     return isinstance(example, Example) and len(example.text) >= LONG_TEXT
 
 
-def column_remarks(line: DataPipeline) -> list[Remark]:
-    """Warnings about the columns of the training rows."""
-    return [
-        remark
-        for source, columns, seen in _text_sources(line)
-        for remark in source_column_remarks(line, source, columns, seen)
-    ]
+def row_remarks(line: DataPipeline) -> list[Remark]:
+    """Warnings about the columns and the first texts of the training rows."""
+    about_columns, about_texts = [], []
+    for source, columns, seen in _text_sources(line):
+        reading = reader_for(line, source)
+        read_as = f"{reading.cache_key_text} {line.template.fingerprint if line.template else ''}"
+        texts = cached_warnings(
+            source,
+            line.cache.beside,
+            read_as,
+            partial(_warnings_about, reading, source.name, columns),
+            keep=line.cache.writes,
+            waits=line.waits,
+        )
+        about_columns += source_column_remarks(line, source, columns, seen)
+        about_texts += [Remark.warning("training.dataset", text) for text in texts]
+    return [*about_columns, *about_texts]
 
 
 def source_column_remarks(
@@ -377,23 +387,6 @@ def source_column_remarks(
         for key, text in found.items()
         if text
     ]
-
-
-def text_remarks(line: DataPipeline) -> list[Remark]:
-    remarks = []
-    for source, columns, _ in _text_sources(line):
-        reading = reader_for(line, source)
-        read_as = f"{reading.cache_key_text} {line.template.fingerprint if line.template else ''}"
-        texts = cached_warnings(
-            source,
-            line.cache.beside,
-            read_as,
-            partial(_warnings_about, reading, source.name, columns),
-            keep=line.cache.writes,
-            waits=line.waits,
-        )
-        remarks += [Remark.warning("training.dataset", text) for text in texts]
-    return remarks
 
 
 def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str]:
@@ -444,22 +437,12 @@ def tokens_of(line: DataPipeline, source: Source, split: str) -> Prepared | None
         if look(folder, recipe) is not None:
             return None
         return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
-    made = prepare(_tokenise_job(line, source, split), recipe, folder)
-    if made.damaged:
-        line.damaged.append(f"{folder}: {made.because}, and made again")
-    if source not in line.chosen.checks:
-        return made
-    return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")
-
-
-def _tokenise_job(line: DataPipeline, source: Source, split: str) -> TokeniseJob:
-    """How to tokenise a source."""
     checked, reading = line.chosen.checks.get(source), reader_for(line, source)
     name = f"{split} {source.name}"
     expect: Callable[[str, int], None] = getattr(line.tell, "expect", lambda name, rows: None)
     is_rendered = line.is_text and source not in line.chosen.tokens
     processes = 1 if reading.in_order else len(os.sched_getaffinity(0))
-    return TokeniseJob(
+    job = TokeniseJob(
         rows=reading.rows,
         formatter=reading.formatter,
         encoder=line.encoder,
@@ -472,8 +455,14 @@ def _tokenise_job(line: DataPipeline, source: Source, split: str) -> TokeniseJob
         expect=lambda rows: expect(name, rows),
         waits=line.waits,
         expected_bytes=line.plan.disk.cache_bytes if split == "train" else None,
-        records={CHECKED: json.dumps(checked.to_json(), indent=2)} if checked else {},
+        records={CHECKED: json.dumps(asdict(checked), indent=2)} if checked else {},
     )
+    made = prepare(job, recipe, folder)
+    if made.damaged:
+        line.damaged.append(f"{folder}: {made.because}, and made again")
+    if checked is None:
+        return made
+    return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")
 
 
 def recipe_of(line: DataPipeline, source: Source, split: str) -> tuple[Recipe, Path]:
@@ -507,7 +496,7 @@ def remarks_on_tokens(line: DataPipeline) -> list[Remark]:
 def _recipe(line: DataPipeline, source: Source) -> Recipe:
     tokens = line.chosen.tokens.get(source)
     if tokens is not None:
-        return _recipe_of_tokens(source, tokens.columns, line.encoder, line.cache)
+        return _recipe_of_tokens(tokens, line.encoder, line.cache)
     reading, checks = reader_for(line, source), line.spec.validation
     return Recipe(
         data=cached_content_hash(source, line.cache.beside, waits=line.waits),
@@ -521,14 +510,14 @@ def _recipe(line: DataPipeline, source: Source) -> Recipe:
 
 
 def _recipe_of_tokens(
-    source: Source, columns: TokenColumns, encoder: Encoder, cache: Cache, *, keep: bool = True
+    rows: TokenRows, encoder: Encoder, cache: Cache, *, keep: bool = True
 ) -> Recipe:
     """The recipe of tokens made elsewhere, which depend on neither template nor text columns."""
     return Recipe(
-        data=cached_content_hash(source, cache.beside, keep=keep),
+        data=cached_content_hash(rows.source, cache.beside, keep=keep),
         tokenizer=encoder.fingerprint,
         template="tokens made elsewhere",
-        columns=str(columns),
+        columns=str(rows),
         learn_prompt=False,
-        max_samples=source.max_samples,
+        max_samples=rows.source.max_samples,
     )

@@ -18,7 +18,7 @@ from expert.data.named_sources import NamedSources
 from expert.data.read.rows import file_format
 from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
-from expert.data.tokens.token_rows import columns_in
+from expert.data.tokens.token_rows import token_rows_in
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS
@@ -90,7 +90,7 @@ def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = Fals
         by_name = source.files and file_format(source.files[0], source.format) == "txt"
         if source.kind == "corpus" or by_name:
             return True
-        tokens = columns_in(source) if named.tokens else None
+        tokens = token_rows_in(source) if named.tokens else None
         if tokens:
             return tokens.is_text
         found = _first_parsed(iterate(source), spec)

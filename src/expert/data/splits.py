@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
 from expert.core.hashed import file_integrity, set_damaged_aside
@@ -19,40 +20,30 @@ from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import remarks_on_length, require_rows
 from expert.data.pack.pack import bins_per_step
 from expert.data.pack.pack_index import PackIndex, index_name
-from expert.data.pack.packing import (
-    RowsToPack,
-    packed,
-    packing_for,
-    rows_to_pack,
-)
+from expert.data.pack.packing import packed, packing_for, rows_to_pack
 from expert.data.pipeline import (
     DataPipeline,
-    column_remarks,
     columns_read,
     reader_for,
     remarks_on_tokens,
-    text_remarks,
+    row_remarks,
     tokens_of,
 )
 from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
-from expert.data.tokens.documents import DocumentStore
-from expert.data.tokens.prepare import FREE_SPACE_FIX, PREPARED_DATA
-from expert.data.tokens.row_keys import RowKeys, load_keys, load_or_make_keys
+from expert.data.tokens.documents import DocumentStore, FlatDocuments
+from expert.data.tokens.prepare import FREE_SPACE_FIX, PREPARED_DATA, Prepared
+from expert.data.tokens.row_keys import RowKeys
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.planning.choose.sequences import Packing
 from expert.planning.decisions import Remark
+from expert.planning.run_plan import RunPlan
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
+if TYPE_CHECKING:  # they load torch
     from expert.data.feed.loader import MakeBatch
     from expert.data.feed.streaming import Stream
-    from expert.data.tokens.documents import FlatDocuments
-    from expert.data.tokens.prepare import Prepared
-    from expert.manifest.schema.dataset import DatasetSpec
-    from expert.planning.choose.sequences import Packing
-    from expert.planning.run_plan import RunPlan
 
-    Documents = npt.NDArray[np.integer[Any]]
+Documents = NDArray[np.integer[Any]]
 
 
 class NothingToPrepare(ExpertError):
@@ -76,17 +67,14 @@ def disk_space_for(pipeline: DataPipeline) -> AbstractContextManager[None]:
 def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     """Every split, tokenised and packed; None if something is missing in a read-only cache."""
     tokens = all_tokens(pipeline, "train")
-    given = {
-        name: split_from_files(pipeline, name)
-        for name in ("validation", "test")
-        if pipeline.sources_of(name)
-    }
+    named = [name for name in ("validation", "test") if pipeline.sources_of(name)]
+    given = {name: split_from_files(pipeline, name) for name in named}
     if tokens is None or None in given.values():
         return None
     share = pipeline.spec.validation_split if "validation" not in given else 0.0
-    keys = keys_of(pipeline, tokens) if share else None
-    if share and keys is None:
-        return None
+    keys = None
+    if share or given:  # some rows must not be on two sides
+        keys = RowKeys.of(DocumentStore(*(prepared.folder for prepared in tokens)))
     chosen, held_out = draw_documents(
         [prepared.statistics.documents for prepared in tokens],
         pipeline.weights,
@@ -104,7 +92,9 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     if train is None or (len(held_out) and validation is None):
         return None
     shared = [
-        _shared(pipeline, split, train, chosen) for split in given.values() if split is not None
+        _shared(pipeline, split, train, keys, chosen)
+        for split in given.values()
+        if split is not None and keys is not None
     ]
     return PreparedData(
         train=train,
@@ -116,8 +106,7 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
             *remarks_on_tokens(pipeline),
             *(Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(pipeline.damaged)),
             *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
-            *column_remarks(pipeline),
-            *text_remarks(pipeline),
+            *row_remarks(pipeline),
             *(
                 Remark.warning(each.key, each.as_text(pipeline.list_command))
                 for each in shared
@@ -133,13 +122,9 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
 
 def all_tokens(pipeline: DataPipeline, split: str) -> tuple[Prepared, ...] | None:
     """The tokens of all sources of a split; None if any are missing."""
-    tokens = []
-    for source in pipeline.sources_of(split):
-        prepared = tokens_of(pipeline, source, split)
-        if prepared is None:
-            return None
-        tokens.append(prepared)
-    return tuple(tokens)
+    made = [tokens_of(pipeline, source, split) for source in pipeline.sources_of(split)]
+    tokens = tuple(each for each in made if each is not None)
+    return tokens if len(tokens) == len(made) else None
 
 
 def split_from_files(pipeline: DataPipeline, name: str) -> PreparedSplit | None:
@@ -151,31 +136,22 @@ def split_from_files(pipeline: DataPipeline, name: str) -> PreparedSplit | None:
     return pack_split(pipeline, name, tokens, np.arange(count))
 
 
-def keys_of(pipeline: DataPipeline, tokens: tuple[Prepared, ...]) -> RowKeys | None:
-    """Keys to recognise the documents of prepared sources; None if they are not stored and the
-    cache is read-only, since making them reads every token."""
-    beside, saves = pipeline.cache.beside, pipeline.cache.writes
-    per_source = [
-        load_or_make_keys(each, beside, pipeline.waits, pipeline.damaged.append)
-        if saves
-        else load_keys(each, beside)
-        for each in tokens
-    ]
-    known = [keys for keys in per_source if keys is not None]
-    return RowKeys.joined(known) if len(known) == len(per_source) else None
-
-
 def _shared(
-    pipeline: DataPipeline, split: PreparedSplit, train: PreparedSplit, trained: Documents
+    pipeline: DataPipeline,
+    split: PreparedSplit,
+    train: PreparedSplit,
+    keys: RowKeys,
+    trained: Documents,
 ) -> SharedRows | None:
     """Rows of a split with its own files that are also trained on."""
-    rows = []
-    for each in (split, train):
-        keys = keys_of(pipeline, each.folders)
-        if keys is None:
-            return None  # the next run makes the keys and reports shared rows
-        names = [source.name for source in pipeline.sources_of(each.name)]
-        rows.append(SplitRows(names=names, folders=each.folders, keys=keys))
+    rows = [
+        SplitRows(
+            names=[source.name for source in pipeline.sources_of(each.name)],
+            folders=each.folders,
+            keys=known,
+        )
+        for each, known in ((split, RowKeys.of(split.open())), (train, keys))
+    ]
     return find_shared(split.name, rows[0], rows[1], trained)
 
 
@@ -196,7 +172,9 @@ def pack_split(
     store = DocumentStore(*(prepared.folder for prepared in tokens))
     rows = rows_to_pack(plan, store, documents, is_text=pipeline.is_text)
     del store
-    packing = _packing(pipeline, name, rows)
+    packing = packing_for(
+        plan, name, rows, is_text=pipeline.is_text, streaming=pipeline.spec.streaming
+    )
     file = pipeline.cache.beside / index_name(
         plan,
         name,
@@ -223,12 +201,6 @@ def pack_split(
     index = index or PackIndex.open(file)
     split = PreparedSplit(name, tokens, index, file, hit, len(documents))
     return require_rows(plan, split, drawn_from)
-
-
-def _packing(pipeline: DataPipeline, name: str, rows: RowsToPack) -> Packing:
-    return packing_for(
-        pipeline.plan, name, rows, is_text=pipeline.is_text, streaming=pipeline.spec.streaming
-    )
 
 
 def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
@@ -259,7 +231,9 @@ def stream_of(pipeline: DataPipeline) -> Stream:
         """Windows are packed like the first one, which decides the bins per step."""
         nonlocal packing
         rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=pipeline.is_text)
-        packing = packing or _packing(pipeline, "train", rows)
+        packing = packing or packing_for(
+            plan, "train", rows, is_text=pipeline.is_text, streaming=True
+        )
         return packed(plan, "train", rows, seed, packing, is_text=pipeline.is_text)
 
     return Stream(

@@ -1,27 +1,10 @@
-"""The job behind `expert pretokenize`: one manifest or all below a folder."""
+"""The manifests that `expert pretokenize --all` prepares."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
-from expert.core.errors import ExpertError
 from expert.core.files import files_below
-
-if TYPE_CHECKING:
-    from expert.data.pipeline import Tell
-    from expert.data.prepared import PreparedData
-
-
-@dataclass(frozen=True)
-class PrepareOutcome:
-    """The result for one manifest, with the reason if it was not prepared."""
-
-    manifest: Path
-    state: Literal["prepared", "skipped", "failed"]
-    reason: str = ""
-    data: PreparedData | None = None
 
 
 def manifests_below(folder: Path) -> list[Path]:
@@ -36,28 +19,3 @@ def manifests_below(folder: Path) -> list[Path]:
     if not found:
         raise DataError(f"{folder}: no manifest below  (looked for {', '.join(FILE_NAMES)})")
     return found
-
-
-def try_prepare(
-    manifest: Path, *, model: str | None, overrides: tuple[str, ...], tell: Tell
-) -> PrepareOutcome:
-    """Prepare what a manifest names. It is skipped if there is nothing to prepare on this machine,
-    and failed if preparing it did not work."""
-    from expert.data.records import DataNotFound
-    from expert.data.splits import NothingToPrepare
-    from expert.manifest.text.document import is_other_tools_file
-    from expert.run.open import prepare
-
-    if is_other_tools_file(manifest):
-        return PrepareOutcome(manifest, "skipped", "it names neither a model nor rows to train on")
-    try:
-        data = prepare(manifest, model=model, overrides=overrides, tell=tell)
-    except (DataNotFound, NothingToPrepare) as error:
-        return PrepareOutcome(manifest, "skipped", str(error))
-    except ExpertError as error:
-        return PrepareOutcome(manifest, "failed", str(error))
-    except OSError as error:
-        return PrepareOutcome(
-            manifest, "failed", f"{error.filename or manifest}: {error.strerror or error}"
-        )
-    return PrepareOutcome(manifest, "prepared", data=data)

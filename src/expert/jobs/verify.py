@@ -19,9 +19,7 @@ from expert.core.rundir import checkpoint_step
 State = Literal["whole", "damaged", "no hash"]
 _TOKENS = re.compile(r"tokens-[0-9a-f]{16}")
 _SET_ASIDE = re.compile(r"\.(tmp|bad|old)-.+|.+\.bad(-\d+)?")
-_RUN_FILES = re.compile(
-    r"(plan|manifest|environment|validation|vocabulary)\.json|index-.+\.arrow|rows-.+\.npy"
-)
+_RUN_FILES = re.compile(r"(plan|manifest|environment|validation|vocabulary)\.json|index-.+\.arrow")
 _MADE_AGAIN = "the next run puts it aside and makes it again"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,20 +25,14 @@ def busy_seconds() -> float:
     times = psutil.cpu_times(percpu=True)
     allowed = available_cores()
     mine = [core for number, core in enumerate(times) if number in allowed] or times
-    return sum(sum(core) - core.idle - _waits(core) for core in mine)
+    # Not work: waiting for a disk or other virtual machines; guests are already in `user`.
+    idle = ("idle", "iowait", "steal", "guest", "guest_nice")
+    return sum(sum(core) - sum(getattr(core, name, 0.0) for name in idle) for core in mine)
 
 
 def available_cores() -> set[int]:
     """The cores that this process may run on."""
-    ask = getattr(os, "sched_getaffinity", None)
-    return set(ask(0)) if ask is not None else set(range(os.cpu_count() or 1))
-
-
-def _waits(times: Any) -> float:
-    """Time that is not work: waiting for a disk, other virtual machines, and guests, which are
-    already in `user`."""
-    names = ("iowait", "steal", "guest", "guest_nice")
-    return sum(float(getattr(times, name, 0.0)) for name in names)
+    return os.sched_getaffinity(0)
 
 
 def own_seconds() -> float:
@@ -51,23 +44,14 @@ def own_seconds() -> float:
 def peak_memory_bytes() -> int | None:
     """Peak memory of this process without its children; None if the system does not report it.
 
-    Linux' getrusage would include the parent's memory at the time of the fork.
+    getrusage would include the parent's memory at the time of the fork.
     """
-    if sys.platform.startswith("linux"):
-        try:
-            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return None
-        match = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
-        return int(match[1]) * 1024 if match else None
-    if sys.platform == "win32":
-        import psutil
-
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
 
 
 class CpuSampler:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -34,9 +34,7 @@ PATIENCE_SECONDS = 5.0
 # Bits of nvmlClocksEventReasons for reasons that lower the clock. A GPU at full load reaches its
 # power limit, which is fine; heat and hardware errors need fixing.
 POWER_THROTTLE_BITS = 0x004 | 0x080 | 0x200  # power limit, power brake, board limit
-THERMAL_THROTTLE_BITS = (
-    0x008 | 0x020 | 0x040
-)  # hardware slowdown, heat seen by the driver or the hardware
+THERMAL_THROTTLE_BITS = 0x008 | 0x020 | 0x040  # hardware slowdown, heat seen by either
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,28 +135,19 @@ class GpuSampler:
         kept = self._samples.copy()  # atomic: the thread may be adding
         taken = [sample for sample in kept if sample.time >= since] or list(kept)[-1:]
         steady = [each for each in taken if each.time >= steady_since + AVERAGED_SECONDS]
-        throttle_bits = [
-            sample.throttle_bits for sample in taken if sample.throttle_bits is not None
-        ]
 
-        def values(name: str, samples: list[GpuSample] = taken) -> list[float]:
+        def values(name: str, samples: list[GpuSample] = taken) -> list[Any]:
             return [value for sample in samples if (value := getattr(sample, name)) is not None]
 
-        def share_of(bits: int) -> float | None:
-            return (
-                sum(bool(bits & sampled) for sampled in throttle_bits) / len(throttle_bits)
-                if throttle_bits
-                else None
-            )
-
+        bits = values("throttle_bits")
         return {
             "gpu_utilization": _mean(values("utilization_percent", steady)),
             "gpu_memory_bytes": max(values("memory_bytes"), default=None),
             "gpu_process_memory_bytes": max(values("process_memory_bytes"), default=None),
             "power_watts": _mean(values("power_watts", steady)),
             "sm_clock_mhz": _mean(values("sm_clock_mhz")),
-            "throttled_power": share_of(POWER_THROTTLE_BITS),
-            "throttled_heat": share_of(THERMAL_THROTTLE_BITS),
+            "throttled_power": _mean([bool(each & POWER_THROTTLE_BITS) for each in bits]),
+            "throttled_heat": _mean([bool(each & THERMAL_THROTTLE_BITS) for each in bits]),
         }
 
 
@@ -213,5 +202,5 @@ def _open(gpu: int, nvml: ModuleType | None) -> tuple[ModuleType | None, Any, An
     return nvml, card, part
 
 
-def _mean(values: list[float]) -> float | None:
+def _mean(values: Sequence[float]) -> float | None:
     return sum(sorted(values)) / len(values) if values else None

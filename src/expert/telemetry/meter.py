@@ -7,6 +7,7 @@ the counts of their step.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,11 +48,13 @@ class Pause:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Timed:
     counts: StepCounts
     seconds: float
     settled: bool
+    times: StepTimes | None = None
+    """Of the device; they arrive later."""
 
 
 @dataclass
@@ -134,13 +137,15 @@ class RemainingEvaluations:
         if done is not None:
             self._evaluated = done
 
+    def __post_init__(self) -> None:
+        between = range(self.every, self.total_steps + 1, self.every) if self.every else ()
+        self._due = sorted({*between, *([self.total_steps] if self.at_end else [])})
+
     def evaluations(self, done: int) -> int:
-        """Evaluations of the validation rows from after `done` steps to the end."""
-        left = max(0, self.total_steps - done)
-        count = (done + left) // self.every - done // self.every if self.every else 0
-        if self.at_end and left and not (self.every and self.total_steps % self.every == 0):
-            count += 1
-        return count + self._is_due_now(done)
+        """Evaluations of the validation rows from after `done` steps to the end. The one after this
+        step may still be due: the last one may take longest."""
+        now = done in self._due and self._evaluated != done
+        return len(self._due) - bisect_right(self._due, done) + now
 
     def cost(self, done: int) -> float:
         """Cost of all evaluations still to come, in steps."""
@@ -150,12 +155,6 @@ class RemainingEvaluations:
         """How long they will take, given the seconds per step."""
         for_one = self._seconds_for_one
         return self.cost(done) * (step_seconds if for_one is None else for_one)
-
-    def _is_due_now(self, done: int) -> bool:
-        """Whether the evaluation after this step is still due: the last one may take longest."""
-        due = bool(self.every) and done > 0 and done % self.every == 0
-        last = self.at_end and done >= self.total_steps
-        return (due or last) and self._evaluated != done
 
 
 class Meter:
@@ -178,10 +177,9 @@ class Meter:
         self._total_steps = total_steps
         self._settling = settling
         self._unsettled = settling
-        self._steps: deque[_Timed] = deque(maxlen=KEPT_STEPS)
         self._unlined: deque[_Timed] = deque(maxlen=KEPT_STEPS)
-        self._times: deque[StepTimes] = deque(maxlen=KEPT_STEPS)
-        self._walls: deque[float] = deque(maxlen=KEPT_STEPS)
+        self._settled: deque[_Timed] = deque(maxlen=KEPT_STEPS)
+        self._done = 0
         self._line, self._epoch, self._run = _Sums(), _Sums(), _Sums()
         self._pauses = 0
         self._marked = clock()
@@ -211,20 +209,22 @@ class Meter:
         """True once steps run at their normal pace."""
         return self._unsettled == 0
 
+    @property
+    def _sums(self) -> dict[str, _Sums]:
+        return {"line": self._line, "epoch": self._epoch, "run": self._run}
+
     def state(self) -> dict[str, Any]:
         """Sums since the last line, over this epoch and over the run, for a checkpoint."""
-        sums = {"line": self._line, "epoch": self._epoch, "run": self._run}
-        return {name: asdict(values) for name, values in sums.items()}
+        return {name: asdict(values) for name, values in self._sums.items()}
 
     def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue from `state` in a resumed run."""
-        names = ("line", "epoch", "run")
-        self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in names)
+        self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in self._sums)
         self.earlier_seconds = self._run.seconds
 
     def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Drop the losses of steps that were rolled back; their time stays counted."""
-        for name, sums in (("line", self._line), ("epoch", self._epoch), ("run", self._run)):
+        for name, sums in self._sums.items():
             before = _Sums(**state.get(name, {}))
             sums.loss_sum, sums.loss_targets = before.loss_sum, before.loss_targets
 
@@ -251,9 +251,11 @@ class Meter:
         seconds = now - self._marked
         self._marked = now
         settled = self._unsettled == 0
-        timed = _Timed(counts, seconds, settled=settled)
-        self._steps.append(timed)
+        timed = _Timed(counts, seconds, settled)
+        self._done = counts.step + 1
         self._unlined.append(timed)
+        if settled:
+            self._settled.append(timed)
         self._unsettled = max(0, self._unsettled - 1)
         if not settled and self._unsettled == 0:
             self.steady_since = now
@@ -263,15 +265,16 @@ class Meter:
 
     def add_loss(self, loss_sum: float, targets: int) -> None:
         """Add a loss summed over `targets` tokens, of any number of steps."""
-        for sums in (self._line, self._epoch, self._run):
+        for sums in self._sums.values():
             sums.add_loss(loss_sum, targets)
 
     def add_times(self, times: StepTimes) -> None:
         """Device times of a step that was added; after a rollback, of the last with its number."""
-        self._times.append(times)
-        timed = next((t for t in reversed(self._steps) if t.counts.step == times.step), None)
-        if timed is not None and timed.settled:
-            self._walls.append(times.wall)
+        timed = next((t for t in reversed(self._unlined) if t.counts.step == times.step), None)
+        if timed is None:
+            return
+        timed.times = times
+        if timed.settled:
             for sums in (self._epoch, self._run):
                 sums.device_lag += times.wall - timed.seconds
 
@@ -282,13 +285,14 @@ class Meter:
 
         Includes evaluations still to come, but not saves.
         """
-        settled = [timed.seconds for timed in self._steps if timed.settled]
+        settled = self._settled
         if not settled or self._total_steps is None:
             return None
-        done, step_seconds = self._steps[-1].counts.step + 1, sum(settled) / len(settled)
-        step_seconds = max(step_seconds, sum(self._walls) / max(1, len(self._walls)))
-        evaluating = self.ahead.seconds(done, step_seconds) if self.ahead is not None else 0.0
-        return max(0, self._total_steps - done) * step_seconds + evaluating
+        walls = [timed.times.wall for timed in settled if timed.times is not None]
+        step_seconds = sum(timed.seconds for timed in settled) / len(settled)
+        step_seconds = max(step_seconds, sum(walls) / max(1, len(walls)))
+        evaluating = self.ahead.seconds(self._done, step_seconds) if self.ahead else 0.0
+        return max(0, self._total_steps - self._done) * step_seconds + evaluating
 
     def step_line(self, step: int | None = None) -> dict[str, Any]:
         """Fields of a "step" event: everything since the last line, up to this step. The loss is
@@ -297,19 +301,26 @@ class Meter:
         A line is written when the numbers of its step have arrived; by then the next step may have
         been added.
         """
-        losses, self._line = self._line, _Sums()
-        steps = self._since_last_line(step)
-        line = self._sums_of(steps)
-        line.add_loss(losses.loss_sum, losses.loss_targets)
+        line, self._line = self._line, _Sums()
+        known = self._unlined
+        # After a rollback, step numbers repeat: the last step with that number is meant.
+        ends = [place for place, timed in enumerate(known, 1) if timed.counts.step == step]
+        steps = [known.popleft() for _ in range(ends[-1] if ends else len(known))]
+        for timed in steps:
+            line.add(timed.counts, timed.seconds, settled=timed.settled)
+            if timed.settled and timed.times is not None:
+                line.device_lag += timed.times.wall - timed.seconds
         settled = [timed for timed in steps if timed.settled] or steps
         places = sum(timed.counts.places for timed in steps)
+        measured = [timed.times for timed in steps if timed.times is not None]
+        waited = sum(times.phases["data_wait"] for times in measured)
         return {
             **line.facts(),
             "updates": len(steps),
             "targets": line.loss_targets or sum(timed.counts.targets for timed in steps),
             "examples": line.examples,
             "mfu": self._mfu(settled, line),
-            "data_wait": self._data_wait({timed.counts.step for timed in steps}),
+            "data_wait": _ratio(waited, sum(times.wall for times in measured)),
             "padding": _ratio(places - line.tokens, places),
             "eta_seconds": self.eta_seconds(),
         }
@@ -328,27 +339,6 @@ class Meter:
         return self._run.facts()
 
     # --- inside --------------------------------------------------------------------------------
-
-    def _since_last_line(self, step: int | None) -> list[_Timed]:
-        """Steps up to this one without a line. After a rollback, step numbers repeat: the last step
-        with that number is meant."""
-        known = self._unlined
-        ends = [place for place, timed in enumerate(known, 1) if timed.counts.step == step]
-        return [known.popleft() for _ in range(ends[-1] if ends else len(known))]
-
-    def _data_wait(self, steps: set[int]) -> float | None:
-        measured = [times for times in self._times if times.step in steps]
-        waited = sum(times.phases["data_wait"] for times in measured)
-        return _ratio(waited, sum(times.wall for times in measured))
-
-    def _sums_of(self, steps: list[_Timed]) -> _Sums:
-        """Times and counts of these steps."""
-        sums, walls = _Sums(), {times.step: times.wall for times in self._times}
-        for timed in steps:
-            sums.add(timed.counts, timed.seconds, settled=timed.settled)
-            if timed.settled:
-                sums.device_lag += walls.get(timed.counts.step, timed.seconds) - timed.seconds
-        return sums
 
     def _mfu(self, steps: list[_Timed], line: _Sums) -> float | None:
         """Model FLOPs utilization; None if the GPU's peak or the FLOPs are unknown."""

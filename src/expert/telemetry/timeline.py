@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -25,14 +26,8 @@ KEPT_STEPS = 1024
 """Unread steps kept; beyond that the oldest is dropped."""
 
 
-class DeviceEvent(Protocol):
-    """The part of torch.cuda.Event that is used; copies are timed by two events on their stream."""
-
-    def record(self, stream: Any = None) -> None: ...
-    def query(self) -> bool: ...
-    def synchronize(self) -> None: ...
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Milliseconds from this event to the later one."""
+DeviceEvent = Any
+"""A torch.cuda.Event with timing, or what replaces it in tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +54,15 @@ class _Step:
 
     step: int
     host_begin: float
-    begin: DeviceEvent | None
+    begin: DeviceEvent
     host_end: float = 0.0
-    end: DeviceEvent | None = None
+    end: DeviceEvent = None
     host: dict[str, float] = field(default_factory=dict)
     pairs: list[tuple[str, DeviceEvent, DeviceEvent]] = field(default_factory=list)
     copies: list[tuple[DeviceEvent, DeviceEvent]] = field(default_factory=list)
     """On their own stream."""
     inside: str | None = None
     ran_dry: bool | None = None
-    host_entered: float = 0.0
-    entered: DeviceEvent | None = None
 
     def completed(self) -> bool:
         if self.end is not None and not self.end.query():
@@ -81,11 +74,6 @@ class _Step:
             self.end.synchronize()
         for _, end in self.copies:
             end.synchronize()
-
-    def events(self) -> Iterator[DeviceEvent]:
-        yield from (e for e in (self.begin, self.end, self.entered) if e is not None)
-        for pair in (*(pair[1:] for pair in self.pairs), *self.copies):
-            yield from pair
 
 
 class Timeline:
@@ -105,21 +93,21 @@ class Timeline:
         """
         self._current_stream: Callable[[], Any] = lambda: None
         if new_event is None and str(device).partition(":")[0] == "cuda":
-            new_event, self._current_stream = _cuda(device)
+            import torch
+
+            new_event = partial(torch.cuda.Event, enable_timing=True)
+            self._current_stream = partial(torch.cuda.current_stream, device)
         self._new_event = new_event
         self._stream: Any = None
         self._clock = clock
         self._open: _Step | None = None
-        self._ended: deque[_Step] = deque()
-        # The feeder's thread adds to these two; append and pop of a deque are atomic.
-        self._spare: deque[DeviceEvent] = deque()
+        self._ended: deque[_Step] = deque(maxlen=KEPT_STEPS)
         self._copies: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
 
     # --- while training ------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
         """Start a step on the current stream; a previous one that was not ended is dropped."""
-        self._forget()
         # Looked up once: recording takes 3 us with an explicit stream and 11 us without (H200,
         # torch 2.11).
         self._stream = self._current_stream()
@@ -132,14 +120,21 @@ class Timeline:
         Outside of a step (in an evaluation) it measures nothing.
         """
         assert name in (*PHASES, COMMUNICATION), name
-        step = self._enter(name)
+        step = self._open
+        if step is not None:
+            assert step.inside is None, f"phase {name} inside {step.inside}"
+            step.inside = name
+        entered, began = self._clock(), self._recorded() if step is not None else None
         try:
             yield
         except BaseException:  # a failed device cannot record; do not hide its error behind another
-            self._forget()
+            self._open = None
             raise
         if step is not None and step is self._open:
-            self._leave(step, name)
+            step.host[name] = step.host.get(name, 0.0) + self._clock() - entered
+            if began is not None:
+                step.pairs.append((name, began, self._recorded()))
+            step.inside = None
 
     def end(self) -> None:
         """End the step; its times can be read once the device has reached this point."""
@@ -155,22 +150,14 @@ class Timeline:
             step.copies.append(self._copies.popleft())
         self._open = None
         self._ended.append(step)
-        if len(self._ended) > KEPT_STEPS:
-            self._spare.extend(self._ended.popleft().events())
 
     def take_event(self) -> DeviceEvent:
-        """An event with timing from the pool, for `add_copy`; callable from any thread."""
+        """An event with timing, for `add_copy`; callable from any thread."""
         assert self._new_event is not None, "events are for devices with streams"
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return self._new_event()
+        return self._new_event()
 
     def add_copy(self, start: DeviceEvent, end: DeviceEvent) -> None:
-        """Add a copy on another stream to the step that ends next.
-
-        The events come from `take_event` and return to the timeline with this call.
-        """
+        """Add a copy on another stream to the step that ends next."""
         self._copies.append((start, end))
 
     # --- reading -------------------------------------------------------------------------------
@@ -192,67 +179,29 @@ class Timeline:
 
     # --- inside --------------------------------------------------------------------------------
 
-    def _recorded(self) -> DeviceEvent | None:
+    def _recorded(self) -> DeviceEvent:
+        """An event recorded now; None without a device."""
         if self._new_event is None:
             return None
         event = self.take_event()
         event.record(self._stream)
         return event
 
-    def _enter(self, name: str) -> _Step | None:
-        step = self._open
-        if step is not None:
-            assert step.inside is None, f"phase {name} inside {step.inside}"
-            step.inside = name
-            step.host_entered = self._clock()
-            step.entered = self._recorded()
-        return step
-
-    def _leave(self, step: _Step, name: str) -> None:
-        step.host[name] = step.host.get(name, 0.0) + self._clock() - step.host_entered
-        if step.entered is not None:
-            end = self._recorded()
-            assert end is not None
-            step.pairs.append((name, step.entered, end))
-            step.entered = None
-        step.inside = None
-
-    def _forget(self) -> None:
-        if self._open is not None:
-            self._spare.extend(self._open.events())
-            self._open = None
-
     def _read(self, step: _Step) -> StepTimes:
         wall = step.host_end - step.host_begin
         phases = _with_other(wall, step.host)
         if step.begin is not None and step.end is not None:
             wall = _seconds(step.begin, step.end)
-            phases = _with_other(wall, _summed(step.pairs))
+            on_device: dict[str, float] = {}
+            for name, start, end in step.pairs:
+                on_device[name] = on_device.get(name, 0.0) + _seconds(start, end)
+            phases = _with_other(wall, on_device)
         phases["copy"] += sum(_seconds(start, end) for start, end in step.copies)
-        self._spare.extend(step.events())
         return StepTimes(step=step.step, wall=wall, phases=phases, ran_dry=step.ran_dry)
 
 
-def _cuda(device: torch.device | str) -> tuple[Callable[[], DeviceEvent], Callable[[], Any]]:
-    """Functions that create an event with timing, and that return the device's current stream."""
-    import torch
-
-    def new_event() -> DeviceEvent:
-        event: DeviceEvent = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        return event
-
-    return new_event, lambda: torch.cuda.current_stream(device)
-
-
 def _seconds(start: DeviceEvent, end: DeviceEvent) -> float:
-    return start.elapsed_time(end) / 1000
-
-
-def _summed(pairs: list[tuple[str, DeviceEvent, DeviceEvent]]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for name, start, end in pairs:
-        total[name] = total.get(name, 0.0) + _seconds(start, end)
-    return total
+    return float(start.elapsed_time(end)) / 1000
 
 
 def _with_other(wall: float, phases: dict[str, float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,23 +40,20 @@ class TrackerRun(ABC):
 
     def __init__(self, run: Path, tell: Notify) -> None:
         self.run, self.tell = run, tell
-        self.folder = run / "trackers"
         plan = read_object_or_empty(run / "plan.json")
         watch = plan.get("watch", {})
         self.project = str(watch.get("tracker_project") or plan.get("expert") or run.parent.name)
         self.title = str(watch.get("tracker_run_name") or run.name)
-        refuse_links(self.folder / f"{self.name}.json", below=run)
-        self.folder.mkdir(exist_ok=True)
-        known = read_object_or_empty(self.folder / f"{self.name}.json").get("id")
+        record = run / "trackers" / f"{self.name}.json"
+        refuse_links(record, below=run)
+        record.parent.mkdir(exist_ok=True)
+        known = read_object_or_empty(record).get("id")
         self.known = known if isinstance(known, str) else None
-        self.keep(self.open())
-        self.ending = "FAILED"  # if the run vanishes without an event
-
-    def keep(self, identity: str) -> None:
-        """Record which run of the tracker this is."""
-        if identity != self.known:
+        identity = self.open()
+        if identity != self.known:  # which run of the tracker this is
             text = json.dumps({"id": identity, "project": self.project}, indent=2)
-            write_text_atomically(self.folder / f"{self.name}.json", text + "\n")
+            write_text_atomically(record, text + "\n")
+        self.ending = "FAILED"  # if the run vanishes without an event
 
     def beside(self, name: str) -> Path:
         """A folder for all runs, next to the run folders."""
@@ -67,7 +64,15 @@ class TrackerRun(ABC):
     def write(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event", "")
         if kind in ("started", "fell_back"):
-            self.configure(_settings(self.run))
+            # Secrets were removed from the plan when it was written; decisions have the reasons.
+            plan = read_object_or_empty(self.run / "plan.json")
+            self.configure(
+                {
+                    key: value
+                    for key, value in plan.items()
+                    if isinstance(value, Mapping | str | int | float) and key != "decisions"
+                }
+            )
         values = curve_values(event)
         if values:
             self.log(values, int(event["step"]), float(event.get("time") or 0))
@@ -186,21 +191,14 @@ class Mlflow(TrackerRun):
                 self.client.update_run(self.known, status="RUNNING")
                 self.identity = self.known
                 return self.known
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment()
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if not experiment:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.project
+            with suppress(MlflowException):  # it exists
+                self.client.create_experiment(name)
+            experiment = str(self.client.get_experiment_by_name(name).experiment_id)
         self.identity = str(self.client.create_run(experiment, run_name=self.title).info.run_id)
         return self.identity
-
-    def _experiment(self) -> str:
-        from mlflow.exceptions import MlflowException
-
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.project
-        experiment = self.client.get_experiment_by_name(name)
-        if experiment is None:
-            with suppress(MlflowException):  # another run has just created it
-                return str(self.client.create_experiment(name))
-            experiment = self.client.get_experiment_by_name(name)
-        assert experiment is not None, f"cannot create experiment {name}"
-        return str(experiment.experiment_id)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         from mlflow.entities import Param, RunTag
@@ -275,17 +273,6 @@ TRACKER_RUNS: dict[str, Callable[[Path, Notify], TrackerRun]] = {
 }
 
 
-def _settings(run: Path) -> dict[str, Any]:
-    """The plan of a run, whose secrets were removed when it was written; without reasons and
-    decisions."""
-    plan = read_object_or_empty(run / "plan.json")
-    return {
-        key: value
-        for key, value in plan.items()
-        if isinstance(value, Mapping | str | int | float) and key != "decisions"
-    }
-
-
 def _flat(settings: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -310,21 +297,19 @@ def main(name: str, run: str) -> None:
         answers.flush()
 
     # Signals are meant for the run, whose last events must still be written.
-    for signal_name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
-        if hasattr(signal, signal_name):
-            signal.signal(getattr(signal, signal_name), signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     try:
-        with redirect_stdout(sys.stderr):
-            remote = TRACKER_RUNS[name](Path(run), lambda text: answer(said=text))
-            for line in sys.stdin:
-                event = json.loads(line)
-                if event.get("event") == "close":
-                    break
-                remote.write(event)
-            limit = threading.Timer(CLOSING_SECONDS, os._exit, (1,))
-            limit.daemon = True
-            limit.start()
-            remote.close()
+        remote = TRACKER_RUNS[name](Path(run), lambda text: answer(said=text))
+        for line in sys.stdin:
+            event = json.loads(line)
+            if event.get("event") == "close":
+                break
+            remote.write(event)
+        limit = threading.Timer(CLOSING_SECONDS, os._exit, (1,))
+        limit.daemon = True
+        limit.start()
+        remote.close()
         answer(closed=True)
     except Exception as error:  # noqa: BLE001 - report whatever a package raises
         own = isinstance(error, ExpertError)

@@ -14,10 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
@@ -76,32 +75,19 @@ def curve_values(event: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-class TrackerUnavailable(ExpertError):
-    """A requested tracker cannot be used; training continues without it."""
-
-
 class TrackerFailed(Exception):
     """The failure reported by a tracker's process."""
 
 
-class Writer(Protocol):
-    """Draws curves; called only by its tracker's thread, and may raise."""
-
-    def write(self, event: Mapping[str, Any]) -> None: ...
-    def close(self) -> None: ...
-
-
 Notify = Callable[[str], None]
-MakeWriter = Callable[[Path, Notify], Writer]
-"""Creates the writer of a run folder; it passes messages for the user to Tell."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrackerKind:
-    """A tracker's title and writer."""
+class TrackerKind(NamedTuple):
+    """A tracker's title, and what creates its writer for a run folder. A writer has `write(event)`
+    and `close()`, is called only by its tracker's thread, and may raise."""
 
     title: str
-    open: MakeWriter
+    open: Callable[[Path, Notify], Any]
 
 
 class Tracker:
@@ -121,7 +107,7 @@ class Tracker:
         self._kind, self._run, self._warn = kind, run, warn
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(waiting)
         self._messages: deque[str] = deque()
-        self._writer: Writer | None = None
+        self._writer: Any = None
         self._begun = self._broken = self._closed = self._dropped = False
         self._thread = threading.Thread(target=self._work, name=kind.title, daemon=True)
         self._thread.start()
@@ -161,7 +147,7 @@ class Tracker:
             self._add_warning(f"could not be finished within {CLOSING_SECONDS:g} s")
             self._broken = True
             if isinstance(self._writer, ProcessWriter):
-                self._writer.stop()
+                self._writer.child.stop()
         self._send_warnings()
 
     def _work(self) -> None:
@@ -215,23 +201,19 @@ class TensorBoardWriter:
             self._files = None
 
 
-_excepthook: list[Callable[[threading.ExceptHookArgs], object]] = [threading.excepthook]
-
-
-def _thread_ended(about: threading.ExceptHookArgs) -> None:
-    """Ignore TensorBoard's writer thread: it keeps its error, and the next curve raises it, so a
-    traceback on standard error would be a second report."""
-    if not type(about.thread).__module__.startswith("tensorboard."):
-        _excepthook[0](about)
-
-
 def _summary_writer(folder: Path, first_step: int | None) -> Any:
     """Files in a folder; values from this step on in older files are hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
-    if threading.excepthook is not _thread_ended:
-        _excepthook[:] = [threading.excepthook]
-        threading.excepthook = _thread_ended
+    outer = threading.excepthook
+
+    def hook(about: threading.ExceptHookArgs) -> None:
+        """Ignore TensorBoard's writer thread: it keeps its error, and the next curve raises it, so
+        a traceback on standard error would be a second report."""
+        if not type(about.thread).__module__.startswith("tensorboard."):
+            outer(about)
+
+    threading.excepthook = hook
     return SummaryWriter(str(folder), purge_step=first_step)
 
 
@@ -241,30 +223,26 @@ class ProcessWriter:
 
     def __init__(self, name: str, run: Path, tell: Notify, command: tuple[str, ...] = ()) -> None:
         own = (sys.executable, "-P", "-m", "expert.telemetry.tracker_process", name, str(run))
-        self._child, self._tell = Child(command or own), tell
+        self.child, self._tell = Child(command or own), tell
 
     def write(self, event: Mapping[str, Any]) -> None:
-        taken = self._child.ask(event)
+        taken = self.child.ask(event)
         self._forward_messages(0.0 if taken else CLOSING_SECONDS)
         if not taken:
             raise self._ended()
 
     def close(self) -> None:
-        self._child.ask({"event": "close"})
+        self.child.ask({"event": "close"})
         if not self._forward_messages(2 * CLOSING_SECONDS):  # by then the tracker has given up
             raise self._ended()
-        self._child.stop()
-
-    def stop(self) -> None:
-        """End the process immediately."""
-        self._child.stop()
+        self.child.stop()
 
     def _forward_messages(self, seconds: float) -> bool:
         """Forward its messages for this long; returns whether it has closed properly."""
         ends_at = time.monotonic() + seconds
-        while message := self._child.next(ends_at):
+        while message := self.child.next(ends_at):
             if "failed" in message:
-                self._child.stop()
+                self.child.stop()
                 raise TrackerFailed(str(message["failed"]))
             if message.get("closed"):
                 return True
@@ -272,44 +250,36 @@ class ProcessWriter:
         return False
 
     def _ended(self) -> TrackerFailed:
-        code = self._child.stop()
-        words = self._child.stderr_tail()
+        code = self.child.stop()
+        words = self.child.stderr_tail()
         return TrackerFailed(f"its process {describe_exit(code)}" + (f": {words}" if words else ""))
 
 
 TRACKERS = {
-    "tensorboard": TrackerKind(title="TensorBoard files", open=TensorBoardWriter),
-    "wandb": TrackerKind(title="W&B curves", open=partial(ProcessWriter, "wandb")),
-    "mlflow": TrackerKind(title="MLflow curves", open=partial(ProcessWriter, "mlflow")),
-    "trackio": TrackerKind(title="Trackio curves", open=partial(ProcessWriter, "trackio")),
+    "tensorboard": TrackerKind("TensorBoard files", TensorBoardWriter),
+    "wandb": TrackerKind("W&B curves", partial(ProcessWriter, "wandb")),
+    "mlflow": TrackerKind("MLflow curves", partial(ProcessWriter, "mlflow")),
+    "trackio": TrackerKind("Trackio curves", partial(ProcessWriter, "trackio")),
 }
 """By the name of the Python package."""
 
 
-def check_installed(name: str) -> None:
-    """Raise TrackerUnavailable if a tracker's package is missing."""
-    try:
-        if name == "tensorboard":  # here, not in a thread while torch imports other modules
-            import torch.utils.tensorboard  # noqa: F401
-        else:  # a folder of that name in the working directory is not the package
-            spec = importlib.util.find_spec(name)
-            if spec is None or spec.origin is None:
-                raise ImportError(f"No module named {name!r}")
-    except (ImportError, ValueError) as error:
-        raise TrackerUnavailable(
-            f"trackers: {name} needs the Python package {name} ({error})  "
-            f"({pip_install(name)}, or remove it from trackers)"
-        ) from error
-
-
 def open_trackers(names: Iterable[str], run: Path, warn: Callable[[str], None]) -> list[Tracker]:
-    """The trackers of a run that can be opened; warns about each that cannot."""
+    """The trackers of a run that can be opened; warns about each whose package is missing."""
     opened = []
     for name in dict.fromkeys(names):
         try:
-            check_installed(name)
-        except TrackerUnavailable as error:
-            warn(str(error))
+            if name == "tensorboard":  # here, not in a thread while torch imports other modules
+                import torch.utils.tensorboard  # noqa: F401
+            else:  # a folder of that name in the working directory is not the package
+                spec = importlib.util.find_spec(name)
+                if spec is None or spec.origin is None:
+                    raise ImportError(f"No module named {name!r}")
+        except (ImportError, ValueError) as error:
+            warn(
+                f"trackers: {name} needs the Python package {name} ({error})  "
+                f"({pip_install(name)}, or remove it from trackers)"
+            )
         else:
             opened.append(Tracker(TRACKERS[name], run, warn=warn))
     return opened

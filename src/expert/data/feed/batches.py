@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,43 +203,18 @@ def _counted_from(firsts: Numbers, counts: Numbers) -> NDArray[np.int64]:
     return numbers
 
 
-class PaddedBatch(NamedTuple):
-    """One document per row, padded on the right, as arrays: they may come from a worker."""
-
-    tokens: Any
-    labels: Any
-    positions: Any
-    soft_mask: Any
-    target_places: Any
-    """Flat places with a label, in order; the rest is the last place, which has none."""
-    counts: BatchCounts
-
-    def pin_memory(self) -> PaddedBatch:
-        """The same as tensors in page-locked memory."""
-        import torch
-
-        *arrays, counts = self
-        pinned = [torch.from_numpy(each).pin_memory() for each in arrays]
-        return PaddedBatch._make([*pinned, counts])
-
-
 def padded_batch(
-    index: PackIndex, bins: Bins, store: FlatDocuments, width: int | None = None
-) -> PaddedBatch:
-    """One document per row, padded to the longest or to `width`."""
+    index: PackIndex, bins: Bins, store: FlatDocuments
+) -> tuple[BatchArrays, BatchCounts]:
+    """One document per row, padded on the right to the longest; its boundaries are not filled."""
     numbers = np.asarray(bins, dtype=np.int64)
     pieces = index.bin_offsets[numbers]
     if np.any(index.bin_offsets[numbers + 1] - pieces != 1):
         raise ValueError("a padded row holds one document; these bins are packed")
     sizes = index.piece_stop[pieces] - index.piece_start[pieces] + index.soft_tokens
-    longest = int(sizes.max(initial=1))
-    shape = BatchShape(len(numbers), width or longest, len(numbers))
-    if longest > shape.length:
-        raise ValueError(f"a row of {longest} places does not fit into {shape.length}")
+    shape = BatchShape(len(numbers), int(sizes.max(initial=1)), len(numbers))
     out = BatchArrays.allocate(shape)
     out.tokens.fill(PAD_ID)
     out.positions[:] = np.tile(np.arange(shape.length, dtype=np.int32), shape.rows)
     _, counts = _fill_rows(out, index, numbers, store)
-    flat = (out.tokens, out.labels, out.positions, out.soft_mask)
-    in_rows = [part.reshape(shape.rows, -1) for part in flat]
-    return PaddedBatch._make([*in_rows, out.target_places, counts])
+    return out, counts

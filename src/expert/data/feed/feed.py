@@ -105,27 +105,35 @@ class _Layout:
             end += -(-size // ALIGNMENT) * ALIGNMENT
         self.size = end
 
+    def parts(self, block: Any) -> dict[str, Any]:
+        """Views of a block, by name."""
+        return {name: block[where] for name, where in self._slices.items()}
+
     def arrays(self, block: NDArray[np.int32]) -> BatchArrays:
         """Views of a block in ordinary or page-locked memory, to be filled."""
-        parts = {name: block[where] for name, where in self._slices.items()}
+        parts = self.parts(block)
         flags = parts.pop("soft_mask")
         soft_mask = np.zeros(self.shape.places, np.bool_)  # not sent without a soft prompt
         if self.soft:
             soft_mask = flags.view(np.bool_)[: self.shape.places]
         return BatchArrays(shape=self.shape, soft_mask=soft_mask, **parts)
 
-    def tensors(self, block: Tensor) -> dict[str, Tensor | None]:
-        """The same views of a block on the device, in rows."""
-        parts = {name: block[where] for name, where in self._slices.items()}
-        rows, length = self.shape.rows, self.shape.length
+    def tensors(self, parts: dict[str, Tensor], rows: int, length: int) -> dict[str, Any]:
+        """The beginning of a block's parts on the device, in so many rows."""
+        places = rows * length
+        shaped = {
+            name: parts[name][:places].view(rows, length)
+            for name in ("tokens", "labels", "positions")
+        }
         soft_mask = None
         if self.soft:
-            flat = parts["soft_mask"].view(torch.uint8)[: self.shape.places]
-            soft_mask = flat.view(torch.bool).view(rows, length)
-        in_rows = {
-            name: parts[name].view(rows, length) for name in ("tokens", "labels", "positions")
+            soft_mask = parts["soft_mask"].view(torch.bool)[:places].view(rows, length)
+        return {
+            **shaped,
+            "boundaries": parts["boundaries"],
+            "target_places": parts["target_places"][:places],
+            "soft_mask": soft_mask,
         }
-        return {**parts, **in_rows, "soft_mask": soft_mask}
 
 
 class _Slot:
@@ -137,7 +145,7 @@ class _Slot:
         self.device = torch.empty_like(self.host, device=device) if cuda else self.host
         blocks: NDArray[np.int32] = self.host.numpy()
         self.arrays = [layout.arrays(block) for block in blocks]
-        self.tensors = [layout.tensors(block) for block in self.device]
+        self.parts = [layout.parts(block) for block in self.device]
         event: Any = torch.cuda.Event
         self.sent = event() if cuda else None
         self.released = event() if cuda else None
@@ -171,21 +179,6 @@ class _Slot:
             self.released.record(torch.cuda.current_stream())
 
 
-def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[str, Tensor | None]:
-    """The same memory with another number of rows and length."""
-    if tensors["tokens"].shape == shape:  # type: ignore[union-attr]
-        return tensors
-    rows, length = shape
-    shaped = dict(tensors)
-    for name in ("tokens", "labels", "positions", "soft_mask"):
-        tensor = tensors[name]
-        if tensor is not None:
-            shaped[name] = tensor.flatten()[: rows * length].view(rows, length)
-    places = tensors["target_places"]
-    shaped["target_places"] = None if places is None else places[: rows * length]
-    return shaped
-
-
 @dataclass(eq=False)
 class PackedFeed:
     """The steps of `works`, in order, in batches of one fixed shape."""
@@ -210,7 +203,7 @@ class PackedFeed:
     """Only this rank's share of each step is made."""
 
     def __post_init__(self) -> None:
-        layout = _Layout(self.shape, soft=self.soft)
+        self._layout = layout = _Layout(self.shape, soft=self.soft)
         batches, device = self.batches_per_step, self.device
         # One in use by the model, and enough for `ready_ahead` batches.
         count = 1 + max(1, -(-self.ready_ahead // batches))
@@ -292,16 +285,14 @@ class PackedFeed:
         slot.send(len(counts), self._stream, self.new_event)
         fed = tuple(
             Batch(
-                **_shaped(tensors, shape),  # type: ignore[arg-type]
+                **self._layout.tensors(parts, *shape),
                 counts=count,
                 # The same for all widths: kernels may be compiled for it.
                 longest=self.shape.length if self.widths else min(shape[1], self.shape.length),
                 whole_rows=self.whole_rows and not self.flat,
                 bins=tuple(batch.bins.tolist()),
             )
-            for tensors, shape, count, batch in zip(
-                slot.tensors, shapes, counts, batches, strict=False
-            )
+            for parts, shape, count, batch in zip(slot.parts, shapes, counts, batches, strict=False)
         )
         return slot, FedStep(step=work.step, batches=fed, made_seconds=seconds, copied=slot.copied)
 

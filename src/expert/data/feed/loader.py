@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from expert.core.world import SINGLE_PROCESS, World
-from expert.data.feed.batches import IGNORED, BatchCounts, PaddedBatch, padded_batch
+from expert.data.feed.batches import BatchArrays, BatchCounts, padded_batch
 from expert.data.feed.feed import Batch, FedStep
 from expert.data.feed.order import DataOrder, RankBatch, StepBins, rank_batches
 from expert.data.pack.pack import pack_none
@@ -30,7 +30,7 @@ from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
 from expert.planning.run_plan import LoaderPlan
 
-MakeBatch = Callable[[NDArray[np.int64]], PaddedBatch]
+MakeBatch = Callable[[NDArray[np.int64]], tuple[BatchArrays, BatchCounts]]
 """Makes the batch of some bins."""
 
 
@@ -49,7 +49,7 @@ def from_text(
     """Batches of rows that are tokenised on demand: the slow way, for comparison. Overlong rows are
     always cut, even where preparing would split them."""
 
-    def make(bins: NDArray[np.int64]) -> PaddedBatch:
+    def make(bins: NDArray[np.int64]) -> tuple[BatchArrays, BatchCounts]:
         made = encoder.encode([segments_of(rows[number]) for number in bins])
         store = FlatDocuments([shard_of(made)])
         index = pack_none(store.lengths, length, overlong="cut", soft_tokens=soft_tokens)
@@ -111,9 +111,7 @@ class PaddedFeed:
             yield FedStep(
                 step=step,
                 batches=tuple(
-                    on_device(
-                        made.pin_memory() if pins else made, batch, self.device, soft=self.soft
-                    )
+                    on_device(*made, batch, self.device, soft=self.soft, pin=pins)
                     for made, batch in zip(padded, own, strict=True)
                 ),
                 made_seconds=waited if self.options.workers == 0 else None,
@@ -121,27 +119,33 @@ class PaddedFeed:
 
 
 def on_device(
-    made: PaddedBatch, rank_batch: RankBatch, device: torch.device, *, soft: bool
+    made: BatchArrays,
+    counts: BatchCounts,
+    rank_batch: RankBatch,
+    device: torch.device,
+    *,
+    soft: bool,
+    pin: bool = False,
 ) -> Batch:
     """A padded batch on the device; its rows, including the padding, count as documents."""
-    rows, width = made.tokens.shape
+    rows, width = made.shape.rows, made.shape.length
     if rank_batch.filler:
-        made.labels[:] = IGNORED
-        made.target_places[:] = rows * width - 1
-        made = made._replace(counts=BatchCounts())
-    edges = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
+        made.clear_labels()
+        counts = BatchCounts()
+    edges = np.arange(0, rows * width + 1, width, dtype=np.int32)
 
-    def sent(part: Any) -> Tensor:
-        return torch.as_tensor(part).to(device, non_blocking=True)
+    def sent(array: NDArray[Any], *shape: int) -> Tensor:
+        part = torch.from_numpy(array)
+        return (part.pin_memory() if pin else part).view(shape).to(device, non_blocking=True)
 
     return Batch(
-        tokens=sent(made.tokens),
-        labels=sent(made.labels),
-        positions=sent(made.positions),
-        boundaries=sent(edges),
-        soft_mask=sent(made.soft_mask) if soft else None,
-        target_places=sent(made.target_places),
-        counts=made.counts,
+        tokens=sent(made.tokens, rows, width),
+        labels=sent(made.labels, rows, width),
+        positions=sent(made.positions, rows, width),
+        boundaries=sent(edges, rows + 1),
+        soft_mask=sent(made.soft_mask, rows, width) if soft else None,
+        target_places=sent(made.target_places, rows * width),
+        counts=counts,
         longest=width,
         whole_rows=True,
         bins=tuple(rank_batch.bins.tolist()),
@@ -149,12 +153,9 @@ def on_device(
 
 
 def padded_rows(
-    index: PackIndex,
-    some: RankBatch,
-    store: FlatDocuments,
-    device: torch.device,
-    width: int | None = None,
+    index: PackIndex, some: RankBatch, store: FlatDocuments, device: torch.device
 ) -> Batch:
     """The documents of some bins on the device, one per row."""
-    made = padded_batch(index, some.bins, store, width)
-    return on_device(made, some, device, soft=index.soft_tokens > 0)
+    return on_device(
+        *padded_batch(index, some.bins, store), some, device, soft=index.soft_tokens > 0
+    )

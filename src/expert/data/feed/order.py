@@ -25,7 +25,6 @@ class ShufflePurpose(IntEnum):
     PIECES = 0
     BINS = 1
     EPOCH = 2
-    BASELINE = 4
     SAMPLE = 5
     WINDOW = 6
     SHIFT = 7

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,29 +21,13 @@ from expert.data.feed.streaming import Stream, StreamPosition
 from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
-from expert.data.pipeline import DataPipeline, column_remarks, columns_read, text_remarks
+from expert.data.pipeline import DataPipeline, columns_read, row_remarks
 from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.processes import Restart
 from expert.data.splits import data_order, late_rows, split_from_files, stream_of
 from expert.data.tokens.encoder import Encoder
 from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.planning.run_plan import RunPlan
-
-
-class FeedStart(Protocol):
-    """The position of a run in its data."""
-
-    @property
-    def done(self) -> int:
-        """Completed steps."""
-
-    @property
-    def place(self) -> tuple[int, int, int] | None:
-        """Epoch, window and step within it from which a stream continues."""
-
-    @property
-    def skipped(self) -> Container[int]:
-        """Steps to skip."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +67,7 @@ def run_data(pipeline: DataPipeline, made: PreparedData | None) -> RunData:
     if made is None:
         splits = [split_from_files(pipeline, name) for name in ("validation", "test")]
         stream = stream_of(pipeline)
-        remarks = [*column_remarks(pipeline), *text_remarks(pipeline)]
-        remarks += remarks_on_stream(plan, stream, *splits)
+        remarks = [*row_remarks(pipeline), *remarks_on_stream(plan, stream, *splits)]
     else:
         splits, remarks = [made.train, made.validation, made.test], [*made.doubts]
     folders = [each for split in splits if split is not None for each in split.folders]
@@ -113,15 +96,18 @@ def largest_ids(data: RunData) -> list[int | None]:
 def training_feed(
     plan: RunPlan,
     data: RunData,
-    state: FeedStart,
     *,
+    done: int,
+    place: tuple[int, int, int] | None,
+    skipped: Container[int],
     device: torch.device,
     new_event: Callable[[], Any] | None = None,
     world: World = SINGLE_PROCESS,
     restart: Restart = lambda error: False,
 ) -> AbstractContextManager[Any]:
-    """The remaining steps of the run as batches on the device, for one rank. `restart` decides
-    whether failed workers are restarted once."""
+    """The steps after `done` as batches on the device, for one rank, without those that are
+    `skipped`. `place`: epoch, window and step within it from which a stream continues. `restart`
+    decides whether failed workers are restarted once."""
     more: dict[str, Any] = {"device": device, "soft": data.soft, "world": world}
     rows, total = plan.batch.micro_batch, plan.length.total_steps
     patience = plan.watch.hang_seconds or math.inf
@@ -131,8 +117,8 @@ def training_feed(
         shape = known.batch_shape(rows, plan.data.max_seq_length)
         batches, whole_rows = known.batches_per_step(rows, world), known.whole_rows
         works = data.stream.works(
-            done=state.done,
-            place=StreamPosition(*(state.place or ())),
+            done=done,
+            place=StreamPosition(*(place or ())),
             epochs=plan.length.epochs,
             total=total,
             patience=patience,
@@ -145,11 +131,11 @@ def training_feed(
             return PaddedFeed(
                 data.late or from_prepared(split.index, split.open()),
                 order,
-                done=state.done,
+                done=done,
                 total=total,
                 rows=rows,
                 options=plan.loader,
-                skipped=state.skipped,
+                skipped=skipped,
                 patience=patience,
                 restart=restart,
                 **more,
@@ -157,11 +143,11 @@ def training_feed(
         shape = BatchShape.for_index(split.index, rows)
         batches = -(-order.bins_per_step // (rows * world.size))
         whole_rows = has_whole_rows(split)
-        works = _prepared_works(plan, split, order.steps(state.done, total))
+        works = _prepared_works(plan, split, order.steps(done, total))
         if plan.data.flat and plan.kernels.cuda_graphs:
             widths = widths_of(order, split.index, rows, CAPTURED_WIDTHS, world)
     return PackedFeed(
-        (work for work in works if work.step.done not in state.skipped),
+        (work for work in works if work.step.done not in skipped),
         shape,
         batches_per_step=batches,
         whole_rows=whole_rows,

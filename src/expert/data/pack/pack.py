@@ -80,17 +80,9 @@ class Pieces:
         examples: int | None = None,
     ) -> PackIndex:
         """The index of these pieces, which are in bin order."""
-        return PackIndex(
-            rule=rule,
-            length=length,
-            soft_tokens=soft_tokens,
-            examples=len(self) if examples is None else examples,
-            overlong=self.overlong,
-            piece_document=self.document,
-            piece_start=self.start,
-            piece_stop=self.stop,
-            bin_offsets=bin_offsets,
-        )
+        examples = len(self) if examples is None else examples
+        columns = (self.document, self.start, self.stop, bin_offsets)
+        return PackIndex(rule, length, soft_tokens, examples, self.overlong, *columns)
 
 
 def cut_pieces(lengths: Lengths, limit: int, overlong: Overlong) -> Pieces:
@@ -408,7 +400,7 @@ def pack_none(
 ) -> PackIndex:
     """One piece per bin, in document order; grouping by length is up to the order of the epoch."""
     pieces = cut_pieces(lengths, length - soft_tokens, overlong).without(unlearnt)
-    return pieces.in_bins(_one_each(pieces), "none", length, soft_tokens=soft_tokens)
+    return pieces.in_bins(np.arange(len(pieces) + 1), "none", length, soft_tokens=soft_tokens)
 
 
 def pack_blocks(lengths: Lengths, length: int) -> PackIndex:
@@ -423,11 +415,7 @@ def pack_blocks(lengths: Lengths, length: int) -> PackIndex:
     reach = lengths[plain.document] - length  # the last possible start of a shifted block
     kept = ~long | (plain.start + length - 1 <= reach)
     blocks = plain[kept]
-    return blocks.in_bins(_one_each(blocks), "blocks", length)
-
-
-def _one_each(pieces: Pieces) -> NDArray[np.int64]:
-    return np.arange(len(pieces) + 1, dtype=np.int64)
+    return blocks.in_bins(np.arange(len(blocks) + 1), "blocks", length)
 
 
 def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int) -> PackIndex:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
 from expert.core.hashed import writing_hashed
-from expert.data.feed.order import ShufflePurpose, shuffled
 from expert.data.tokens.documents import numbers_in
 from expert.data.tokens.encoder import edges_of
 from expert.planning.choose.sequences import Packing
@@ -24,8 +23,6 @@ from expert.planning.run_plan import RunPlan
 PackRule = Literal["best-fit", "concat", "none", "blocks"]
 
 FORMAT_VERSION = 1
-PADDED_BATCH = 8
-"""Batch size of the padded batches that packing is compared with."""
 _METADATA = b"expert.pack"
 _PIECE = pa.struct([(name, pa.int32()) for name in ("document", "start", "stop")])
 
@@ -42,23 +39,10 @@ class OverlongCounts:
     """Documents with nothing left to train on; they are in no bin."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackStatistics:
-    bins: int
-    pieces: int
-    examples: int
+class PackStatistics(NamedTuple):
     tokens: int
     fill: float
     """Share of all places that hold a token or a soft prompt."""
-    examples_per_bin: float
-    padding: int
-    """Empty places in all bins."""
-    padding_to_longest: int
-    """Padding of the same pieces in random batches of 8, each padded to its longest."""
-
-    @property
-    def padding_avoided(self) -> int:
-        return self.padding_to_longest - self.padding
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -119,18 +103,11 @@ class PackIndex:
         return np.array(taken, dtype=np.int64)
 
     def statistics(self) -> PackStatistics:
-        """How well the bins are filled, and how much padding that avoids."""
+        """How well the bins are filled."""
         sizes = self.piece_stop - self.piece_start + self.soft_tokens
         places, taken = self.bins * self.length, int(sizes.sum(dtype=np.int64))
         return PackStatistics(
-            bins=self.bins,
-            pieces=len(sizes),
-            examples=self.examples,
-            tokens=taken - self.soft_tokens * len(sizes),
-            fill=taken / places if places else 0.0,
-            examples_per_bin=self.examples / self.bins if self.bins else 0.0,
-            padding=places - taken,
-            padding_to_longest=_padding_to_longest(sizes),
+            taken - self.soft_tokens * len(sizes), taken / places if places else 0.0
         )
 
     def save(self, path: Path) -> None:
@@ -160,12 +137,13 @@ class PackIndex:
         try:
             batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
             facts: dict[str, Any] = json.loads((batch.schema.metadata or {})[_METADATA])
+            if facts.pop("format", None) != FORMAT_VERSION:
+                raise ValueError("another version")
         except (pa.ArrowInvalid, KeyError, IndexError, ValueError) as error:
-            what = f"{path}: not an index of packed documents"
-            raise ExpertError(f"{what}; delete it and it will be made again") from error
-        if facts.pop("format", None) != FORMAT_VERSION:
-            what = f"{path}: written by another version of Expert"
-            raise ExpertError(f"{what}; delete it and it will be made again")
+            raise ExpertError(
+                f"{path}: not an index of packed documents of this version of Expert; delete it "
+                "and it will be made again"
+            ) from error
         column = batch.column(0)
         document, start, stop = (numbers_in(column.values.field(number)) for number in range(3))
         return cls(
@@ -175,15 +153,6 @@ class PackIndex:
             piece_stop=stop,
             bin_offsets=numbers_in(column.offsets),
         )
-
-
-def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
-    """Padding of pieces in random batches of 8, each padded to its longest."""
-    order = shuffled(len(sizes), seed=0, draw=ShufflePurpose.BASELINE)
-    starts = np.arange(0, len(sizes), PADDED_BATCH)
-    longest = np.maximum.reduceat(sizes[order], starts).astype(np.int64)
-    rows = np.minimum(PADDED_BATCH, len(sizes) - starts)
-    return int((longest * rows).sum()) - int(sizes.sum(dtype=np.int64))
 
 
 # --- the name of an index ------------------------------------------------------------------------

@@ -165,14 +165,8 @@ def _lists(values: Ids, lengths: Ids) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def write_dataset_files(folder: Path, shards: Sequence[str], fingerprint: str) -> None:
-    """Write the files that `datasets.load_from_disk` expects beside the shards."""
-    for name, text in dataset_files(shards, fingerprint).items():
-        (folder / name).write_text(text, encoding="utf-8")
-
-
 def dataset_files(shards: Sequence[str], fingerprint: str) -> dict[str, str]:
-    """The content of these files, by name."""
+    """The files that `datasets.load_from_disk` expects beside the shards, by name."""
     state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in shards],
         "_fingerprint": fingerprint[:16],

@@ -10,13 +10,12 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from expert.core.files import read_json, read_text, sha256_of
-from expert.core.install import pip_install
 from expert.data.records import DataError, DataNotFound, Segment, TokenSegment
 from expert.data.tokens.words import WordTokens
 from expert.planning.models.model_files import load_tokenizer_json, tokenizer_errors
@@ -36,23 +35,6 @@ class EncodedBatch:
     """Pairs (start, stop) of tokens to train on, relative to the document."""
     span_counts: Ids
     """Numbers in `spans` per document: twice the number of its pairs."""
-
-
-class Encoder(Protocol):
-    """Turns segments into ids: a tokenizer, or the characters of a corpus."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def vocabulary(self) -> int: ...
-
-    def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    @property
-    def special_ids(self) -> dict[int, str]: ...
 
 
 @dataclass(frozen=True)
@@ -82,14 +64,11 @@ class TextEncoder:
         """The tokenizer of a model folder, loaded on first use: a vocabulary of 150,000 takes most
         of a second, and a run whose tokens are prepared does not need it."""
         special = read_special_tokens(folder)
-        file = folder / "tokenizer.json"
+        file, load = folder / "tokenizer.json", partial(load_tokenizer, folder)
         if file.is_file():
             digest = sha256_of(file)
-            load = partial(load_tokenizer, folder)
         else:
-            tokenizer = load_tokenizer(folder)
-            digest = hashlib.sha256(tokenizer.to_str().encode("utf-8")).hexdigest()
-            load = partial(_same, tokenizer)
+            digest = hashlib.sha256(load().to_str().encode("utf-8")).hexdigest()
         own = f"{digest} {special.bos} {special.eos} {template_adds_bos}"
         return cls(load, special, template_adds_bos=template_adds_bos, fingerprint=own)
 
@@ -271,12 +250,14 @@ class CharacterEncoder:
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.characters[token] for token in ids)
 
-    @property
-    def special_ids(self) -> dict[int, str]:
-        return {}
+    special_ids: ClassVar[dict[int, str]] = {}
 
     def to_json(self) -> str:
         return json.dumps({"type": "characters", "characters": self.characters})
+
+
+Encoder = TextEncoder | CharacterEncoder
+"""Turns segments into ids."""
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
@@ -297,10 +278,6 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     )
     own = template if isinstance(template, str) and template else None
     return SpecialTokens(bos, eos, own, pad)
-
-
-def _same(tokenizer: Any) -> Any:
-    return tokenizer
 
 
 def _token(value: Any) -> str:
@@ -328,18 +305,13 @@ def load_tokenizer(folder: Path) -> Any:
         raise DataError(f"{folder}: no such model folder  (download the model or check its name)")
     try:
         from transformers import AutoTokenizer
-    except ImportError:
-        raise DataError(
-            f"{folder}: no tokenizer.json  (pip install transformers to convert the tokenizer)"
-        ) from None
-    try:
+
         slow = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return slow.backend_tokenizer
     except (OSError, ValueError, ImportError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(
-            f"{folder}: no tokenizer.json, and its tokenizer cannot be converted: {reason}  "
-            "(take a model folder that has tokenizer.json)"
+            f"{folder}: no tokenizer.json, and its tokenizer cannot be converted: "
+            f"{_reason(error)}  (take a model folder that has tokenizer.json)"
         ) from None
 
 
@@ -351,26 +323,22 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
     if plan.model.place != "hub":
         return Path(plan.model.location)
     name = plan.model.location
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError
-    except ImportError:
-        raise DataNotFound(
-            f"{name} is not on this machine  (put its folder into models/, or "
-            f"{pip_install('hub')} to fetch it)"
-        ) from None
     files = ["tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"]
     try:
+        from huggingface_hub import snapshot_download
+
         return Path(snapshot_download(name, revision=plan.model.revision, allow_patterns=files))
-    except (HfHubHTTPError, OSError, ValueError) as error:  # also if the hub cannot be reached
-        cause = error.__cause__ or error
-        reason = str(cause).splitlines()[0].rstrip(".") if str(cause) else type(cause).__name__
-        near = near_model(plan.model.name, folder)
-        base = name.rpartition("/")[2]
+    except (ImportError, OSError, ValueError) as error:  # also if the hub cannot be reached
+        near, base = near_model(plan.model.name, folder), name.rpartition("/")[2]
         meant = f"did you mean {near!r}? If not, " if near and near.lower() != base.lower() else ""
         raise DataNotFound(
-            f"{name} is not on this machine and could not be fetched from the hub: {reason}  "
-            f"({meant}fetch it where there is a network, with 'hf download {name} --local-dir "
-            f"{base}', and put that folder into models/ beside the manifest or name its path; or "
-            "set HF_HOME to a cache that holds it)"
+            f"{name} is not on this machine and could not be fetched from the hub: "
+            f"{_reason(error.__cause__ or error)}  ({meant}fetch it where there is a network, with "
+            f"'hf download {name} --local-dir {base}', and put that folder into models/ beside the "
+            "manifest or name its path; or set HF_HOME to a cache that holds it)"
         ) from None
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")

@@ -37,7 +37,7 @@ from expert.core.resources import disk_full_error, free_bytes
 from expert.core.rundir import waiting_lock
 from expert.core.text import counted
 from expert.data.records import BadRow, DataError
-from expert.data.tokens.documents import Ids, write_dataset_files, write_shard
+from expert.data.tokens.documents import Ids, dataset_files, write_shard
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.statistics import DocumentStatistics
 from expert.data.tokens.tokenise import TokenisedRows, TokeniseJob, tokenised_portions
@@ -60,8 +60,6 @@ SHARD_TOKENS = 4_000_000
 SHOWN_BAD_ROWS = 5
 LOOKED_AT_FURTHER = 100_000
 """Rows read after too many bad ones, to count the others: takes some seconds."""
-_TOKENS = "tokens-"
-_KEY_DIGITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,19 +103,12 @@ class Recipe:
 
 def short_key(key: str) -> str:
     """The digits of a recipe's key that are part of its folder's name."""
-    return key[:_KEY_DIGITS]
+    return key[:16]
 
 
 def tokens_folder(key: str) -> str:
     """The folder name for a recipe's key."""
-    return _TOKENS + short_key(key)
-
-
-def short_key_of(folder: Path) -> str:
-    """The key digits in a folder's name; "" if the user chose the name."""
-    digits = folder.name.removeprefix(_TOKENS)
-    is_ours = len(digits) == _KEY_DIGITS and folder.name == tokens_folder(digits)
-    return digits if is_ours else ""
+    return f"tokens-{short_key(key)}"
 
 
 @dataclass(frozen=True)
@@ -154,20 +145,48 @@ def prepare(work: TokeniseJob, recipe: Recipe, folder: Path) -> Prepared:
     state = look(folder, recipe, made_for=work.made_for)
     if state is not None:
         with waiting_lock(folder, f"preparing {work.made_for}", work.waits):
-            state = inspect(folder, recipe, made_for=work.made_for)
+            state = look(folder, recipe, made_for=work.made_for)
             if state is None:
                 because = "another process has prepared it meanwhile"
             else:
-                because = state
+                because = _make_room(folder, recipe, state)
                 if free_bytes(folder) < MIN_FREE_SHARE * (work.expected_bytes or 0):
                     raise disk_full_error(
                         folder, what=PREPARED_DATA, needed=work.expected_bytes, fix=FREE_SPACE_FIX
                     )
-                _build(work, recipe, folder)
+                try:
+                    _build(work, recipe, folder)
+                except PublishError:  # another process published first, with the same content
+                    if not (folder / DONE).is_file():
+                        raise
         # The C library keeps more than 100 MB of freed memory after a data set of any size.
         ctypes.CDLL(None).malloc_trim(0)
     statistics, damaged = read_statistics(folder), because.startswith(DAMAGED)
     return Prepared(folder, state is None, because, statistics, recipe.key(), damaged)
+
+
+def _make_room(folder: Path, recipe: Recipe, why: str) -> str:
+    """Put a damaged folder aside; one that holds something else is an error. Returns why the tokens
+    are made."""
+    if not folder.exists():
+        return why
+    if _is_empty(folder):  # created by the user for the tokens
+        folder.rmdir()
+        return why
+    if folder_mismatch(folder, recipe):
+        raise DataError(
+            f"{folder}: {why}  (remove it, or name another folder in "
+            "training.config.pretokenized_cache; without it caches are keyed by content)"
+        )
+    aside = free_name(folder.with_name(f"{folder.name}.bad"))
+    try:
+        os.rename(folder, aside)
+    except OSError as error:
+        raise DataError(
+            f"{folder}: is damaged ({why}) and cannot be put aside: {error.strerror}  (name "
+            "another folder in training.config.pretokenized_cache)"
+        ) from error
+    return f"{DAMAGED} ({why}); it was put aside as {aside.name}"
 
 
 def _build(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
@@ -175,41 +194,34 @@ def _build(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
     if work.row_count is not None:
         work.expect(work.row_count)
     remove_leftovers(folder.parent, name=folder.name)
-    if _is_empty(folder):
-        folder.rmdir()  # created by the user for the tokens
-    try:
-        with publishing(folder) as temporary:
-            names: list[str] = []
-            total, bad = DocumentStatistics(), list[BadRow]()
-            with closing(tokenised_portions(work)) as portions:  # ends its processes
-                for batch, rows, facts in _shards(work, portions, bad):
-                    names.append(f"data-{len(names):05d}.arrow")
-                    write_shard(temporary / names[-1], batch, rows)
-                    total = total.plus(facts)
-            total.bad_rows = len(bad)
-            if total.trainable_tokens == 0:
-                left_out = ", ".join(f"{number} {why}" for why, number in total.dropped.items())
-                detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
-                detail += f", left out: {left_out}" if left_out else ""
-                raise DataError(
-                    f"there is nothing to train on: {detail}, none of the other tokens belongs to "
-                    "an answer  (check the columns with expert dataset check, or set "
-                    "train_on_prompt: true)"
-                )
-            write_dataset_files(temporary, names, recipe.key())
-            texts = {
-                RECIPE: json.dumps(recipe.as_dict(), indent=2),
-                STATISTICS: json.dumps(total.to_json(), indent=2),
-                MADE_FOR: work.made_for + "\n",
-                **work.records,
-                REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad),
-            }
-            for name, text in texts.items():
-                (temporary / name).write_text(text, encoding="utf-8")
-    except PublishError:
-        # Another process published first, with the same content.
-        if not is_finished(folder):
-            raise
+    with publishing(folder) as temporary:
+        names: list[str] = []
+        total, bad = DocumentStatistics(), list[BadRow]()
+        with closing(tokenised_portions(work)) as portions:  # ends its processes
+            for batch, rows, facts in _shards(work, portions, bad):
+                names.append(f"data-{len(names):05d}.arrow")
+                write_shard(temporary / names[-1], batch, rows)
+                total = total.plus(facts)
+        total.bad_rows = len(bad)
+        if total.trainable_tokens == 0:
+            left_out = ", ".join(f"{number} {why}" for why, number in total.dropped.items())
+            detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
+            detail += f", left out: {left_out}" if left_out else ""
+            raise DataError(
+                f"there is nothing to train on: {detail}, none of the other tokens belongs to "
+                "an answer  (check the columns with expert dataset check, or set "
+                "train_on_prompt: true)"
+            )
+        texts = {
+            **dataset_files(names, recipe.key()),
+            RECIPE: json.dumps(recipe.as_dict(), indent=2),
+            STATISTICS: json.dumps(asdict(total), indent=2),
+            MADE_FOR: work.made_for + "\n",
+            **work.records,
+            REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad),
+        }
+        for name, text in texts.items():
+            (temporary / name).write_text(text, encoding="utf-8")
 
 
 def _shards(
@@ -217,45 +229,39 @@ def _shards(
 ) -> Iterator[tuple[EncodedBatch, Ids, DocumentStatistics]]:
     """Portions joined to shards: the documents, their rows, and statistics. Bad rows are added to
     `bad`, and are an error if there are too many."""
-    batches: list[EncodedBatch] = []
-    numbers: list[Ids] = []
-    dropped: Counter[str] = Counter()
-    done = rows = tokens = told = 0
+    kept: list[TokenisedRows] = []
+    done = told = 0
+
+    def joined() -> tuple[EncodedBatch, Ids, DocumentStatistics]:
+        columns = ("ids", "lengths", "spans", "span_counts")
+        parts = [[getattr(each.batch, name) for each in kept] for name in columns]
+        batch = EncodedBatch(*map(np.concatenate, parts))
+        dropped = sum((each.dropped for each in kept), Counter[str]())
+        rows = sum(each.rows for each in kept)
+        facts = DocumentStatistics.of(batch, rows_in=rows, dropped=dropped)
+        return batch, np.concatenate([each.numbers for each in kept]), facts
+
     for portion in portions:
-        batches.append(portion.batch)
-        numbers.append(portion.numbers + (done + rows))
-        dropped += portion.dropped
-        rows += portion.rows
-        tokens += len(portion.batch.ids)
+        kept.append(portion._replace(numbers=portion.numbers + done))
+        done += portion.rows
+        told += len(portion.batch.ids)
         bad += portion.bad
         if len(bad) > work.max_bad_rows:
-            raise _too_many_bad_rows(bad, done + rows, portions, work)
-        told += len(portion.batch.ids)
-        work.tell(done + rows, told)
-        if rows >= SHARD_ROWS or tokens >= SHARD_TOKENS:
-            yield _joined(batches, numbers, rows, dropped)
-            batches, numbers, dropped = [], [], Counter()
-            done, rows, tokens = done + rows, 0, 0
-    if rows:
-        yield _joined(batches, numbers, rows, dropped)
-
-
-def _joined(
-    batches: list[EncodedBatch], numbers: list[Ids], rows: int, dropped: Counter[str]
-) -> tuple[EncodedBatch, Ids, DocumentStatistics]:
-    names = ("ids", "lengths", "spans", "span_counts")
-    batch = EncodedBatch(
-        *(np.concatenate([getattr(each, name) for each in batches]) for name in names)
-    )
-    facts = DocumentStatistics.of(batch, rows_in=rows, dropped=dropped)
-    return batch, np.concatenate(numbers), facts
+            raise _too_many_bad_rows(bad, portions, work)
+        work.tell(done, told)
+        tokens = sum(len(each.batch.ids) for each in kept)
+        if sum(each.rows for each in kept) >= SHARD_ROWS or tokens >= SHARD_TOKENS:
+            yield joined()
+            kept = []
+    if kept:
+        yield joined()
 
 
 def _too_many_bad_rows(
-    bad: list[BadRow], seen: int, coming: Iterator[TokenisedRows], work: TokeniseJob
+    bad: list[BadRow], coming: Iterator[TokenisedRows], work: TokeniseJob
 ) -> DataError:
-    """The error for too many bad rows after `seen` rows: the first ones and how many there are.
-    Counts later rows too, so that not each bad row costs another attempt."""
+    """The error for too many bad rows: the first ones and how many there are. Counts later rows
+    too, so that not each bad row costs another attempt."""
     every, looked_at = [*bad], 0
     for portion in islice(coming, -(-LOOKED_AT_FURTHER // work.portion_rows)):
         looked_at += portion.rows
@@ -267,44 +273,17 @@ def _too_many_bad_rows(
         lines.append(
             f"  … and {rest:,} more" + (f": {work.list_command}" if work.list_command else "")
         )
-    fix = "fix the data"
-    if len(every) < seen + looked_at:  # else nothing would be left to train on
-        fix += f", or leave them out: --set training.dataset.max_bad_rows={len(every)}"
     shown = "\n".join(lines)
-    return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
-
-
-def inspect(folder: Path, recipe: Recipe, *, made_for: str) -> str | None:
-    """None if the folder can be used, else why not; a damaged one is moved aside, a foreign one
-    raises. Only within `waiting_lock`: a process might move aside what another just made."""
-    if not folder.exists() or _is_empty(folder):
-        return _why_missing(folder, recipe, made_for)
-    why = folder_mismatch(folder, recipe)
-    if why:
-        raise DataError(
-            f"{folder}: {why}  (remove it, or name another folder in "
-            "training.config.pretokenized_cache; without it caches are keyed by content)"
-        )
-    fault = find_damage(folder, recipe)
-    if fault:
-        aside = free_name(folder.with_name(f"{folder.name}.bad"))
-        try:
-            os.rename(folder, aside)
-        except FileNotFoundError:  # another process was first
-            pass
-        except OSError as error:
-            raise DataError(
-                f"{folder}: is damaged ({fault}) and cannot be put aside: {error.strerror}  (name "
-                "another folder in training.config.pretokenized_cache)"
-            ) from error
-        return f"{DAMAGED} ({fault}); it was put aside as {aside.name}"
-    return None
+    return DataError(
+        f"{words} cannot be used\n{shown}\n  (fix the data, or leave them out: "
+        f"--set training.dataset.max_bad_rows={len(every)})"
+    )
 
 
 def folder_mismatch(folder: Path, recipe: Recipe) -> str:
     """Why a named folder cannot hold the tokens of a recipe; "" if missing, empty, theirs or
     damaged."""
-    if short_key_of(folder) == short_key(recipe.key()):
+    if folder.name == tokens_folder(recipe.key()):
         return ""  # its name rules out anything else
     if not folder.is_dir() or _is_empty(folder):
         return "it is a file" if folder.exists() and not folder.is_dir() else ""
@@ -318,7 +297,7 @@ def folder_mismatch(folder: Path, recipe: Recipe) -> str:
 
 def is_prepared(folder: Path) -> bool:
     """Whether Expert made this folder, complete or damaged."""
-    return is_finished(folder) or (folder / RECIPE).is_file()
+    return (folder / DONE).is_file() or (folder / RECIPE).is_file()
 
 
 def _made_by(folder: Path) -> dict[str, Any] | None:
@@ -338,10 +317,16 @@ def _is_empty(folder: Path) -> bool:
 
 
 def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
-    """`inspect` without side effects: nothing is moved or raised."""
-    if not folder.exists():
+    """Why a folder cannot be used; None if it can."""
+    if not folder.exists() or _is_empty(folder):
         return _why_missing(folder, recipe, made_for)
-    return folder_mismatch(folder, recipe) or find_damage(folder, recipe) or None
+    if why := folder_mismatch(folder, recipe):
+        return why
+    # Every process hashes every file once: a flipped bit changes neither size nor time, and must
+    # not be trained on. A core hashes 1.2 GB/s, which is 300 million tokens; four threads share the
+    # files. Files of other tools in the folder, such as `datasets`, are ignored.
+    same = _made_by(folder) == recipe.as_dict()
+    return cached_damage(folder) or (None if same else f"{RECIPE} belongs to other tokens")
 
 
 def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
@@ -357,23 +342,5 @@ def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
     return "it was not prepared before" if neighbours else "first use of this data"
 
 
-def find_damage(folder: Path, recipe: Recipe) -> str:
-    """What is wrong with a finished folder; "" if nothing. Files of other tools in it, such as
-    `datasets`, are ignored.
-
-    Every process hashes every file once: a flipped bit changes neither size nor time, and must not
-    be trained on. A core hashes 1.2 GB/s, which is 300 million tokens; four threads share the
-    files.
-    """
-    same = _made_by(folder) == recipe.as_dict()
-    return cached_damage(folder) or ("" if same else f"{RECIPE} belongs to other tokens")
-
-
 def read_statistics(folder: Path) -> DocumentStatistics:
-    text = read_text(folder / STATISTICS)
-    return DocumentStatistics.from_json(json.loads(text))
-
-
-def is_finished(folder: Path) -> bool:
-    """DONE is written last, before the folder gets its name."""
-    return (folder / DONE).is_file()
+    return DocumentStatistics(**read_json(folder / STATISTICS))

@@ -6,21 +6,14 @@ Keys have 64 bits: among a million documents, the chance that two different ones
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from expert.core.hashed import file_integrity, set_damaged_aside, writing_hashed
-from expert.core.rundir import waiting_lock
-from expert.data.tokens.documents import DocumentStore, FlatDocuments, Shard, shard_of
+from expert.data.tokens.documents import FlatDocuments, Shard, shard_of
 from expert.data.tokens.encoder import EncodedBatch
-from expert.data.tokens.prepare import Prepared, short_key
 
-FORMAT = 1
 Keys = NDArray[np.uint64]
 
 
@@ -33,7 +26,7 @@ class RowKeys(NamedTuple):
 
     @classmethod
     def of(cls, documents: FlatDocuments) -> Self:
-        """Reads every token once, shard by shard: 7 us per document of 80 tokens on a busy core."""
+        """Reads every token once, shard by shard: 25 million tokens take a second or two."""
         parts = [_keys_of(shard) for shard in documents.shards()]
         return cls.joined(parts) if parts else cls(*np.zeros((2, 0), np.uint64))
 
@@ -45,46 +38,6 @@ class RowKeys(NamedTuple):
 
 def keys_of_batch(batch: EncodedBatch) -> RowKeys:
     return _keys_of(shard_of(batch))
-
-
-def load_or_make_keys(
-    prepared: Prepared,
-    cache: Path,
-    waits: Callable[[str], None],
-    damaged: Callable[[str], None],
-) -> RowKeys:
-    """The keys of a prepared folder, stored beside it because training starts many times. `damaged`
-    gets a message about stored keys that were made again."""
-    file = _file_of(prepared, cache)
-    saved = load_keys(prepared, cache)
-    if saved is None:
-        with waiting_lock(file, f"comparing the rows in {prepared.folder}", waits):
-            saved = load_keys(prepared, cache)
-            if saved is None:
-                if file_integrity(file) == "damaged":
-                    damaged(set_damaged_aside(file, "made"))
-                saved = RowKeys.of(DocumentStore(prepared.folder))
-                # With a read-only cache they are made again at the next start.
-                with contextlib.suppress(OSError), writing_hashed(file) as sink:
-                    np.save(sink, np.stack(saved))
-    return saved
-
-
-def load_keys(prepared: Prepared, cache: Path) -> RowKeys | None:
-    """The stored keys; None if they are missing, damaged or without a hash, since they decide which
-    rows are held out."""
-    file = _file_of(prepared, cache)
-    if file_integrity(file) != "sound":
-        return None
-    try:
-        saved = np.load(file)
-    except (OSError, ValueError):
-        return None
-    return RowKeys(*saved) if saved.shape == (2, prepared.statistics.documents) else None
-
-
-def _file_of(prepared: Prepared, cache: Path) -> Path:
-    return cache / f"rows-{short_key(prepared.key)}-{FORMAT}.npy"
 
 
 def _keys_of(shard: Shard) -> RowKeys:

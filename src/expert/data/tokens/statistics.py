@@ -57,13 +57,6 @@ class DocumentStatistics:
             histogram=[a + b for a, b in zip(self.histogram, other.histogram, strict=True)],
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> DocumentStatistics:
-        return cls(**data)
-
 
 def percentiles(lengths: Any) -> list[int]:
     """Lengths that 50, 90, 95 and 99 % of the documents do not exceed."""

@@ -8,8 +8,8 @@ padding, so that they are packed like any others. Their folder is never written 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -43,15 +43,19 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class TokenColumns:
-    """Which columns hold the tokens, and which are not read."""
+class TokenRows:
+    """The rows of one source of tokens: which columns hold them, and the padding of the model."""
 
+    source: Source
     mask: str = ""
     trained: str = ""
     """`labels`, or a mask of what is trained on; "": everything but padding."""
     ignored: tuple[str, ...] = ()
+    """Columns that are not read."""
     is_text: bool = True
     """Whether the whole first row is trained on: a text, not a prompt and an answer."""
+    pad: int | None = None
+    eos: int | None = None
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -61,36 +65,6 @@ class TokenColumns:
         """Everything that decides how rows are read; part of the cache key."""
         kind = "text" if self.is_text else "labels"
         return f"Tokens(kind={kind!r}, used={self.used!r}, read={FORMAT})"
-
-
-def columns_in(source: Source) -> TokenColumns | None:
-    """The token columns of a source, by its first row; None if it has none, or no rows."""
-    try:
-        row = first_row(source)
-    except DataError:
-        return None
-    names = list(row.values)
-    if IDS not in names:
-        return None
-    trained = next((name for name in (LABELS, SPANS, *TRAINED_MASKS) if name in names), "")
-    mask = MASK if MASK in names else ""
-    ignored = tuple(name for name in names if name not in (IDS, mask, trained))
-    columns = TokenColumns(mask, trained, ignored)
-    segments = TokenRows(source, columns, None).segments_of(row)
-    whole = not isinstance(segments, list) or all(segment.learn for segment in segments)
-    return replace(columns, is_text=whole)
-
-
-class TokenRows:
-    """The rows of one source of tokens, for the tokenizer of a model."""
-
-    def __init__(self, source: Source, columns: TokenColumns, encoder: TextEncoder | None) -> None:
-        self.source = source
-        self.columns = columns
-        self._pad, self._eos = (encoder.pad_id, encoder.eos_id) if encoder else (None, None)
-
-    def rows(self) -> Iterator[Row | BadRow]:
-        return iterate(self.source)
 
     def segments_of(self, row: Row) -> list[TokenSegment] | BadRow | Dropped:
         """The tokens of a row without padding, in segments that are trained on or not."""
@@ -112,10 +86,10 @@ class TokenRows:
         ids = _numbers(values, IDS)
         if len(ids) and ids.min() < 0:
             raise RowError(f"{IDS} holds {int(ids.min())}, which is not a token")
-        if not self.columns.mask:
+        if not self.mask:
             return ids, self._without_pads(ids)
-        mask = _numbers(values, self.columns.mask)
-        _same_length(ids, mask, self.columns.mask)
+        mask = _numbers(values, self.mask)
+        _same_length(ids, mask, self.mask)
         if len(mask) and not np.isin(mask, (0, 1)).all():
             raise RowError(
                 f"{MASK} holds {int(mask.max())}: only 0 (padding) and 1 are read; rows that hold "
@@ -126,20 +100,20 @@ class TokenRows:
     def _without_pads(self, ids: Numbers) -> npt.NDArray[np.bool_]:
         """Without a mask, pad tokens at both ends are padding. One is kept at the end if it is the
         eos."""
-        pad = self._pad
+        pad = self.pad
         kept = np.ones(len(ids), np.bool_)
         if pad is None or not len(ids) or not (ids == pad).any():
             return kept
         others = np.flatnonzero(ids != pad)
         first, last = (int(others[0]), int(others[-1])) if len(others) else (len(ids), -1)
         kept[:first] = False
-        kept[last + 1 + (pad == self._eos and last + 1 < len(ids)) :] = False
+        kept[last + 1 + (pad == self.eos and last + 1 < len(ids)) :] = False
         return kept
 
     def _trained(
         self, values: Mapping[str, Any], ids: Numbers, kept: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
-        name = self.columns.trained
+        name = self.trained
         if not name:
             return np.ones(len(ids), np.bool_)
         labels = _numbers(values, name)
@@ -158,14 +132,29 @@ class TokenRows:
         trained = np.not_equal(labels, NOT_TRAINED)
         used = trained & kept
         if (labels[used] != ids[used]).any():
-            shifted = len(ids) > 1 and np.array_equal(labels[:-1][used[:-1]], ids[1:][used[:-1]])
             raise RowError(
-                f"{LABELS} are {IDS} shifted by one place: they belong at the same place, the "
-                "trainer shifts them"
-                if shifted
-                else f"{LABELS} differ from {IDS} where they are not {NOT_TRAINED}"
+                f"{LABELS} differ from {IDS} where they are not {NOT_TRAINED}; they must not be "
+                "shifted: the trainer does that"
             )
         return trained
+
+
+def token_rows_in(source: Source, encoder: TextEncoder | None = None) -> TokenRows | None:
+    """The token rows of a source, by its first row; None if it has none, or no rows."""
+    try:
+        row = first_row(source)
+    except DataError:
+        return None
+    names = list(row.values)
+    if IDS not in names:
+        return None
+    trained = next((name for name in (LABELS, SPANS, *TRAINED_MASKS) if name in names), "")
+    mask = MASK if MASK in names else ""
+    ignored = tuple(name for name in names if name not in (IDS, mask, trained))
+    segments = TokenRows(source, mask, trained).segments_of(row)
+    is_text = not isinstance(segments, list) or all(segment.learn for segment in segments)
+    pad, eos = (encoder.pad_id, encoder.eos_id) if encoder else (None, None)
+    return TokenRows(source, mask, trained, ignored, is_text, pad, eos)
 
 
 def _numbers(values: Mapping[str, Any], name: str) -> Numbers:
@@ -188,7 +177,7 @@ def _same_length(ids: Numbers, other: Numbers, name: str) -> None:
 
 @dataclass
 class TokenCheck:
-    """What was found in rows of tokens, and why they cannot be used if so."""
+    """What was found in rows of tokens; saved beside the tokens that are made of them."""
 
     name: str
     rows: int = 0
@@ -198,8 +187,6 @@ class TokenCheck:
     padding: int = 0
     trained_tokens: int = 0
     longest: int = 0
-    one_length: int | None = None
-    """The length of every row, if there are several and all are equal."""
     largest_id: int = -1
     beyond: int = 0
     """Rows with an id beyond the vocabulary."""
@@ -213,21 +200,11 @@ class TokenCheck:
     ignored: tuple[str, ...] = ()
     sample: str = ""
     """The beginning of the first row as text."""
-    max_bad_rows: int = 0
-    """How many are tolerated."""
-    not_known: str = (
-        "Not recorded in the folder and not visible in the ids: the exact tokenizer and the prompt "
-        "template"
-    )
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @property
-    def mismatches(self) -> list[str]:
+    def mismatches(self, max_bad_rows: int) -> list[str]:
         """Why these tokens do not fit this model; empty if they may be used."""
         reasons = []
-        if self.bad_rows > self.max_bad_rows:
+        if self.bad_rows > max_bad_rows:
             reasons.append(f"{counted(self.bad_rows, 'row')} cannot be used: {self.first_bad}")
         if self.beyond:
             reasons.append(
@@ -244,50 +221,41 @@ class TokenCheck:
         return reasons
 
     def doubts(self) -> list[str]:
-        warnings = []
-        if self.eos and not self.ended:
-            warnings.append(
-                f"{self.name}: no row ends with {self.eos} or another special token: the model "
-                "would not learn to stop  (add it to each row when tokenising)"
-            )
-        if self.one_length and self.trained_tokens == self.tokens:
-            warnings.append(
-                f"{self.name}: every row has {self.one_length:,} tokens: they were joined and cut "
-                "before, and documents in one row see each other  (name the rows they were made "
-                "from to keep them apart)"
-            )
-        return warnings
+        if not self.eos or self.ended:
+            return []
+        return [
+            f"{self.name}: no row ends with {self.eos} or another special token: the model "
+            "would not learn to stop  (add it to each row when tokenising)"
+        ]
 
     def notes(self) -> list[str]:
         """What was checked, in words."""
-        padding = f", {self.padding:,} places of padding removed" if self.padding else ""
-        again = "" if self.same_again is None else f"; {self.same_again:.1%} of a sample of"
+        again = "" if self.same_again is None else f", {self.same_again:.1%} of a sample of"
         again += " the ids are the same when their text is tokenised again" if again else ""
         ignored = f"; not used: {', '.join(self.ignored)}" if self.ignored else ""
         return [
             f"{self.name}: tokens made elsewhere, {counted(self.rows, 'row')} of at most "
-            f"{self.longest:,} tokens{padding}; {self.trained_tokens / max(1, self.tokens):.1%} of "
-            f"the tokens are trained on; columns: {', '.join(self.used)}{ignored}",
-            f"{self.name}: checked: no id beyond {self.largest_id:,} of {self.vocabulary:,}{again}."
-            f" {self.not_known}",
+            f"{self.longest:,} tokens, {self.padding:,} places of padding removed; "
+            f"{self.trained_tokens / max(1, self.tokens):.1%} of the tokens are trained on; "
+            f"columns: {', '.join(self.used)}{ignored}",
+            f"{self.name}: checked: no id beyond {self.largest_id:,} of {self.vocabulary:,}{again};"
+            " the exact tokenizer and the prompt template cannot be checked",
             f"{self.name}: the first row begins: {self.sample!r}",
         ]
 
 
 def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
-    columns = rows.columns
     check = TokenCheck(
         rows.source.name,
         vocabulary=1 + max(encoder.tokenizer.get_vocab(with_added_tokens=True).values()),
-        used=columns.used,
-        ignored=columns.ignored,
+        used=rows.used,
+        ignored=rows.ignored,
         eos=encoder.special.eos,
     )
     ends = np.array([*encoder.tokenizer.get_added_tokens_decoder(), encoder.eos_id or 0])
     sampled: list[Sequence[TokenSegment]] = []
-    lengths: set[int] = set()
     apart = 1  # an even sample of rows whose number is not known: the interval doubles
-    for row in rows.rows():
+    for row in iterate(rows.source):
         segments = row if isinstance(row, BadRow) else rows.segments_of(row)
         check.rows += 1
         if isinstance(segments, BadRow):
@@ -296,7 +264,6 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
         elif isinstance(segments, list) and isinstance(row, Row):
             ids = np.concatenate([part.ids for part in segments])
             largest = int(ids.max())
-            lengths.add(len(ids))
             check.tokens += len(ids)
             check.padding += len(row.values[IDS]) - len(ids)
             check.longest = max(check.longest, len(ids))
@@ -309,7 +276,6 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
                 sampled.append(segments)
             if len(sampled) >= 2 * SAMPLED_ROWS:
                 sampled, apart = sampled[::2], 2 * apart
-    check.one_length = lengths.pop() if len(lengths) == 1 and check.rows > 1 else None
     if sampled:
         first = np.concatenate([part.ids for part in sampled[0]])
         in_range = first[first < check.vocabulary][:SAMPLED_TOKENS].tolist()

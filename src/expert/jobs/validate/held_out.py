@@ -89,7 +89,7 @@ class RestoredSplit:
 def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     """The rows of a run, from the present data; TrainedRowsUnknown if that has changed, or if its
     tokens are gone and must not be made again."""
-    from expert.data.named_sources import sources_of
+    from expert.data.named_sources import named_sources
     from expert.data.pipeline import open_pipeline, recipe_of
     from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
@@ -100,7 +100,7 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     spec = DatasetSpec.model_validate(plan.data.dataset)
     read = ReadManifest(manifest_of_run(folder), str(folder.manifest), place)
     trained = trained_rows(folder)
-    named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
+    named = named_sources(read, spec=spec)
     line = open_pipeline(plan, read, named)
     trains = line.sources_of("train")
     recipes = [recipe_of(line, source, "train") for source in trains]
@@ -175,8 +175,7 @@ def trained_cases(
     """
     import numpy as np
 
-    from expert.data.splits import keys_of
-    from expert.data.tokens.row_keys import keys_of_batch
+    from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 
     asked = [row for row in rows if row[0]]
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
@@ -187,8 +186,7 @@ def trained_cases(
             raise TrainedRowsUnknown("its rows were streamed")
         drawn = restore_split(run, make=make)
         train = drawn.made.train
-        known = keys_of(drawn.line, train.folders)
-        assert known is not None
+        known = RowKeys.of(train.open())
         template, prompt_too = drawn.line.template, run.plan.data.train_on_prompt
         assert template is not None, "the character model has no turns"
         written: list[list[Segment]] = []

@@ -150,7 +150,16 @@ def probe(session: Session) -> None:
         widest = {"data.trim": False, "data.flat": False}
         whole = plan.with_values(widest, "to try the widest", "machine")
         world = session.group.world
-        with training_feed(whole, data, session.state, device=device, world=world) as fed:
+        state = session.state
+        with training_feed(
+            whole,
+            data,
+            done=state.done,
+            place=state.place,
+            skipped=state.skipped,
+            device=device,
+            world=world,
+        ) as fed:
             for step in islice(fed, 1):
                 try_batch(step.batches[0])
     for split in _evaluated(session):

@@ -165,10 +165,13 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     emit("loaded", step=session.state.done, seconds=time.monotonic() - began)
     memory = MemoryWatch(session.plan, device, session.instruments.gpu, emit)
     emit("feed", step=session.state.done, **feed_facts(session.plan, session.data))
+    state = session.state
     feed = training_feed(
         session.plan,
         session.data,
-        session.state,
+        done=state.done,
+        place=state.place,
+        skipped=state.skipped,
         device=device,
         new_event=built.timeline.take_event if device.type == "cuda" else None,
         world=world,
