@@ -124,7 +124,7 @@ def test_answers_before_the_preferred_one_are_context():
 def test_one_column_cannot_be_the_request_and_the_answer():
     row = {"messages": WHOLE}
     mapping = FieldMapping(instruction="messages", response="messages")
-    with pytest.raises(DataError, match="instruction and response are both 'messages'"):
+    with pytest.raises(DataError, match="two parts are mapped to the same column"):
         understand(list(row), row, field_mapping=mapping)
 
 
