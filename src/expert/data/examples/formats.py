@@ -260,7 +260,8 @@ def _marked_turns(text: str) -> list[Turn] | None:
         raise RowError(f"the text has turn markers ({marker[0]}) but does not begin with one")
     else:
         return None
-    turns, place = [], 0
+    turns: list[Turn] = []
+    place = 0
     for found in turn.finditer(text):
         _refuse_outside(text[place : found.start()])
         role, body = found.groups()
