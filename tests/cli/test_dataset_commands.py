@@ -68,7 +68,7 @@ def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 2
     assert f"train: bad rows\n  {tmp_path / 'train.jsonl'}:121: " in ran.out
-    assert "\n  … and 97 more of this kind, at 126, 127, 128, " in ran.out
+    assert "\n  … and 82 more\n" in ran.out
     assert "the data of counter cannot be used as it is" in ran.err
     tolerated = ("--set", "training.dataset.max_bad_rows=102")
     assert run("dataset", "check", "-m", str(file), *tolerated).code == 0

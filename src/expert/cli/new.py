@@ -15,7 +15,6 @@ from expert.core.text import counted, shell_quoted, some_of
 
 if TYPE_CHECKING:
     from expert.jobs.new.new_expert import NewExpert
-    from expert.jobs.new.row_lengths import LengthChoice
 
 
 def new(
@@ -98,23 +97,12 @@ def _lines(made: NewExpert) -> Iterator[Line]:
         yield f"  example rows to replace: {made.data}", ""
     yield f"  base model {made.model}: {made.settings_because}", ""
     if made.length is not None:
-        yield from _length_lines(made.length, made.model)
+        yield f"  max_seq_length {made.length.length}: {made.length.because}", ""
+        if made.length.warning:
+            yield f"    {made.length.warning}", "yellow"
     yield "next:", ""
     folder = shell_quoted(made.folder)
     for command in ("dataset check", "plan", "train"):
         yield f"  expert {command} {folder}", ""
     judge, ask = f"validate {folder}", f'sample {folder} --prompt "…"'
     yield f"  expert {judge if made.has_answers else ask}", ""
-
-
-def _length_lines(found: LengthChoice, model: str) -> Iterator[Line]:
-    """The chosen length, and what shorter ones would cut."""
-    yield f"  max_seq_length {found.length}: {found.because}", ""
-    if found.estimated:
-        text = f"estimated: the tokenizer of {model} is not on this machine"
-        yield f"    {text}; expert dataset check counts exactly where it is", ""
-    for one in found.cuts:
-        if one.rows and one.length == found.length and found.bound:
-            yield f"    {one.words()}: {found.bound}", "yellow"
-        elif one.rows:
-            yield f"    {one.words()}", ""

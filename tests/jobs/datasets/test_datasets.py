@@ -81,10 +81,9 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
     report = check_dataset(file)
     train = by_name(report)["train"]
     assert (train.rows, train.bad_rows, train.empty_answers) == (22, 2, 1)
-    assert train.first_bad_rows[0].startswith(f"{tmp_path / 'train.jsonl'}:21: ")
-    assert train.first_bad_rows[1] == "{train}:22: column 'output': the answer is empty".format(
-        train=tmp_path / "train.jsonl"
-    )
+    broken, empty = train.bad_row_lines()
+    assert broken.startswith(f"{tmp_path / 'train.jsonl'}:21: ")
+    assert empty == f"{tmp_path / 'train.jsonl'}:22: column 'output': the answer is empty"
     assert report.problems == [
         (
             "train train.jsonl: 2 bad rows, and training.dataset.max_bad_rows tolerates 0  "
@@ -111,10 +110,10 @@ def test_bad_rows_of_one_kind_are_grouped_and_columns_reported(tmp_path):
         )
     ]
     reported = report.splits[0].bad_row_lines()
-    assert len(reported) == 7
+    assert len(reported) == 12
     assert reported[0].endswith("train.jsonl:121: column 'output': the answer is empty")
-    assert reported[5].startswith("… and 25 more of this kind, at 126, 127, ")
-    assert "is missing" in reported[6]
+    assert "is missing" in reported[10]
+    assert reported[11] == "… and 20 more"
 
 
 def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):
@@ -205,8 +204,9 @@ def test_a_system_column_that_messages_overrule_is_warned_of_when_preparing(tmp_
     file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_split": 0})
     said = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
     write(tmp_path / "train.jsonl", lines([{"system": "Be brief.", "messages": said}] * 2))
-    (doubt,) = [each for each in prepare(file).doubts if "system" in each.text]
-    assert doubt.text in check_dataset(file).warnings()
+    words = "'system' ignored, since the messages begin with their own system text"
+    assert any(words in each.text for each in prepare(file).doubts)
+    assert any(words in text for text in check_dataset(file).warnings())
 
 
 @each("as_text", [True, False])

@@ -13,7 +13,8 @@ import numpy as np
 from expert.core.text import counted, some_of
 from expert.data.examples.columns import Columns
 from expert.data.examples.formats import example_of
-from expert.data.examples.messages import has_other_system_text, messages_in, unused_fields
+from expert.data.examples.messages import messages_in, unused_fields
+from expert.data.examples.text_warnings import overruled_system
 from expert.data.inspect.audit import (
     ExampleCollector,
     ExampleTable,
@@ -31,7 +32,6 @@ from expert.data.pipeline import (
     Tell,
     reader_for,
     source_column_remarks,
-    system_overruled,
 )
 from expert.data.read.folders import unread_files
 from expert.data.read.rows import unusual_separator
@@ -158,7 +158,8 @@ class _Checker:
     def _read_source(self, split: SplitReport, source: Source, collector: ExampleCollector) -> int:
         reading = reader_for(self.line, source)
         self._note(split.name, source, reading)
-        response = reading.columns.response if reading.columns else ""
+        columns = reading.columns
+        response = columns.response if columns else ""
         waiting: list[tuple[Row, Any]] = []
         characters = bad_rows = examples = trained = 0
         for row, outcome in reading.formatted():
@@ -171,11 +172,12 @@ class _Checker:
                 split.dropped[outcome.reason] = split.dropped.get(outcome.reason, 0) + 1
             else:
                 assert isinstance(row, Row), "only a row has segments"
-                example = self._example(row, source, reading.columns)
+                example = self._example(row, source, columns)
                 collector.add(example, row.file, row.line)
                 examples += 1
                 if example is not None:
-                    split.texts.note(example, outcome, row.place)
+                    more = overruled_system(row.values, columns) if columns else []
+                    split.texts.note(example, outcome, row.place, more)
                 waiting.append((row, outcome))
                 characters += sum(len(segment.text) for segment in outcome)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
@@ -231,10 +233,6 @@ class _Checker:
             rows = [row.values for row in first if isinstance(row, Row)]
             conversations = (messages_in(row.get(column)) for row in rows for column in talking)
             fields = dict.fromkeys(name for each in conversations for name in unused_fields(each))
-            if any(
-                has_other_system_text(row.get(talking[0]), row.get(columns.system)) for row in rows
-            ):
-                self.report.doubts.append(system_overruled(source.name, columns.system))
             if fields:
                 notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
         folder = local_path(source.name, self.line.folder)

@@ -24,7 +24,6 @@ from expert.data.examples.columns import (
 from expert.data.examples.formats import example_of
 from expert.data.examples.tools import has_tools
 from expert.data.read.folders import files_by_split, saved_splits, unread_files
-from expert.data.read.rows import FORMATS, suffix_format
 from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
 from expert.jobs.new.row_lengths import LengthChoice, choose_length
@@ -60,9 +59,14 @@ SAMPLED_ROWS = 50
 """Rows that are read closely to understand a file."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTIONS = {
-    "training.dataset.json_values: true": "--json-values",
-    "training.dataset.field_mapping.messages": "--map messages=COLUMN",
-    "training.dataset.field_mapping": "--map",
+    r"training\.dataset\.json_values: true": "--json-values",
+    r"training\.dataset\.field_mapping\.messages: (.+) reads": r"--map messages=\1 reads",
+    r"training\.dataset\.field_mapping\.messages": "--map messages=COLUMN",
+    r"training\.dataset\.field_mapping": "--map PART=COLUMN",
+    r"set training\.dataset\.format to": "save the rows as",
+    r"choose one with training\.dataset\.format": "name one of them",
+    r"name its folder as path": "give its folder to --from",
+    r"name one: path::split": "give the folder of one to --from",
 }
 """What is written in a manifest, where there is none yet."""
 _STARTS = {
@@ -283,17 +287,7 @@ def _examine_rows(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any],
     try:
         columns = detect_columns(seen, DatasetSpec(**asked))
     except DataError as error:
-        what, _, how = str(error).partition("  (")
-        talks = re.match(r"training\.dataset\.field_mapping\.messages: (.+) reads", how)
-        if talks:  # there is no manifest yet
-            how = f"--map messages={talks[1]} reads its conversations"
-        elif "field_mapping" in how:
-            parts = {"request": "instruction", "answer": "response"}
-            lacking = [part for word, part in parts.items() if f"holds the {word} " in what]
-            named = " ".join(f"--map {part}=COLUMN" for part in lacking or parts.values())
-            how = f"{named} names {'it' if len(lacking) == 1 else 'them'}"
-            how += "; --map text=COLUMN trains on plain text"
-        raise CannotCreate(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
+        raise _unusable(data, str(error)) from None
     if no_choice := columns.preference_warning(asked.get("preference_rows")):
         raise CannotCreate(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
@@ -301,9 +295,7 @@ def _examine_rows(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any],
     if not examples:
         bad = next((each for each in read if isinstance(each, BadRow)), None)
         why = str(bad) if bad is not None else "none is preferred"
-        for key, option in _OPTIONS.items():
-            why = why.replace(key, option)
-        raise CannotCreate(f"--from {data}: {no_row} can be trained on: {why}")
+        raise _unusable(data, f"{no_row} can be trained on: {why}")
     good = sum(isinstance(each, Example | Dropped) for each in read)
     facts = {
         "columns": columns.used(),
@@ -334,22 +326,19 @@ def _first_rows(data: Path, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
     if not data.exists() and not _is_on_hub(data):
         hub = "a dataset of the Hub is written owner/name"
         raise CannotCreate(f"--from {data}: there is no such file  ({hub})")
-    if data.is_file() and suffix_format(data) is None:
-        raise CannotCreate(
-            f"--from {data}: the format is not clear from its name  (save the rows as one of "
-            f"{', '.join(FORMATS)}, and name the file so)"
-        )
     try:
         return list(islice(iterate(_source(data)), most))
     except DataError as error:
-        what, gap, fix = str(error).partition("  (")
-        if "training.dataset" in fix:  # there is no manifest yet
-            fix = "name one of the files, or a folder with files of one format)"
-        fix = fix.replace("name its folder as path", "give its folder to --from")
-        fix = fix.replace("name one: path::split", f"give one to --from: {data}/SPLIT")
-        for place in (data.absolute(), data, f"{data.as_posix()}::train"):
-            what = what.removeprefix(f"{place}: ")
-        raise CannotCreate(f"--from {data}: {what}{gap}{fix}") from None
+        raise _unusable(data, str(error)) from None
+
+
+def _unusable(data: Path, why: str) -> CannotCreate:
+    """The error for rows that cannot be used, in the words of this command."""
+    for key, option in _OPTIONS.items():
+        why = re.sub(key, option, why)
+    for place in (data.absolute(), data, f"{data.as_posix()}::train"):
+        why = why.removeprefix(f"{place}: ")
+    return CannotCreate(f"--from {data}: {why}")
 
 
 def _held_out(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -379,14 +368,13 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
     """Copy a file of rows, the data files of a folder, or a whole saved dataset."""
     copies = {data: rows}
     if data.is_dir():
+        files = [path for path in data.rglob("*") if path.is_file()]
         if saved_splits(data) is None:
             files = [file for files in files_by_split(data, None).values() for file in files]
         elif folder.resolve().is_relative_to(data.resolve()):
             raise CannotCreate(
                 f"--from {data}: the new folder would be inside it  (--output sets where it goes)"
             )
-        else:
-            files = [path for path in data.rglob("*") if path.is_file()]
         copies = {file: rows / file.relative_to(data) for file in files}
     for file, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
