@@ -394,7 +394,7 @@ TEXTS = {
         {"text": ASK, "label": 1},
         [("text", ASK)],
         warned=(
-            "columns that are not used: label (filled in 2 of 2 rows)  (the rows are plain text; "
+            "columns that are not used: label (filled in 2 of 2 rows)  (training.dataset."
         ),
     ),
     "texts with turns": twice(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from os.path import commonprefix
@@ -32,8 +32,6 @@ from expert.manifest.schema.message_names import Role
 
 _SLOT_START, _SLOT_END = "\ue0f0", "\ue0f1"  # private use area: does not occur in text
 _SLOT = re.compile(f"{_SLOT_START}([0-9]+){_SLOT_END}")
-_Parts = tuple[str | int, ...]
-"""Text, and the numbers of the turns in between."""
 _SHOWN_CHARACTERS = 40
 
 
@@ -54,29 +52,12 @@ class _Answer:
     """The template's text that ends it."""
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The template's text around the turns, for one sequence of roles."""
-
-    pieces: tuple[tuple[bool, _Parts], ...]
-    """Segments (trained on or not) of text and turn numbers."""
-    answers: Mapping[int, _Answer]
-
-    def segments(self, texts: list[str]) -> list[Segment]:
-        return [
-            Segment("".join([p if isinstance(p, str) else texts[p] for p in parts]), learn)
-            for learn, parts in self.pieces
-        ]
-
-
 class ChatTemplate(Template):
     """Renders conversations the way the model was trained on them before.
 
-    The positions of the answers are known from the shape of the conversation, measured once with
-    placeholders, so that a row needs one rendering. If the template changes a text (trims
-    it, removes reasoning), the beginnings of the conversation are rendered as well: an answer is
-    what a rendering with it has beyond one that ends before it. The template is tested on a small
-    conversation first.
+    An answer begins where the rendering of the turns before it ends, and ends with what the
+    template writes after an answer, which is measured once with placeholders. The template is
+    tested on a small conversation first.
     """
 
     name = "tokenizer"
@@ -84,7 +65,7 @@ class ChatTemplate(Template):
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self._source, self._bos, self._eos = source, bos, eos
         self._variables = {"tools": None, "documents": None, "bos_token": bos, "eos_token": eos}
-        self._shapes: dict[tuple[Role, ...], _Shape] = {}
+        self._answers: dict[tuple[Role, ...], dict[int, _Answer]] = {}
         self._finish = ""
         refuse_costly(self._examine)
         exchange = self._examine()
@@ -123,16 +104,23 @@ class ChatTemplate(Template):
             return train_on_whole_text(segments) if learn_prompt else segments
         turns = self._folded(example.turns)
         if has_tools(example):
-            end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
-            segments = self._tool_segments(turns, example.tools, end)
-            return with_trained_answers(segments, turns, learn_prompt=learn_prompt)
-        texts = [turn.text for turn in turns]
-        shape = self._shape(tuple([turn.role for turn in turns]))
-        segments, text = shape.segments(texts), self._finished(turns)
-        if "".join([segment.text for segment in segments]) != text:  # it changed some turn
-            if learn_prompt and all(turn.learn for turn in turns):
-                return [Segment(text, learn=True)]
-            segments = self._found(turns, text, shape)
+            # Their shape cannot be measured: a template may refuse a tool without a call.
+            end = self._answers_of(("user", "assistant", "user", "assistant"))[1].end
+            places = [place for place, turn in enumerate(turns) if turn.role == "assistant"]
+            answers = dict.fromkeys(places, _Answer(True, "", end))
+        else:
+            answers = self._answers_of(tuple([turn.role for turn in turns]))
+        text = self._render(turns, tools=example.tools)
+        text += self._finish if turns[-1].role == "assistant" else ""
+        if has_tools(example):
+            self._refuse_missing_parts(turns, example.tools, text)
+        elif learn_prompt and all(turn.learn for turn in turns):
+            return [Segment(text, learn=True)]
+        spans: list[tuple[int, int]] = []
+        for place, answer in answers.items():
+            done = spans[-1][1] if spans else 0
+            spans.append(self._span(turns, place, example.tools, text, done, answer))
+        segments = segments_at(text, spans)
         return with_trained_answers(segments, turns, learn_prompt=learn_prompt)
 
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
@@ -140,15 +128,11 @@ class ChatTemplate(Template):
         turns = self._folded(turns)
         if has_tools(Example(tuple(turns), tools=tools)):
             return self._render(turns, generate=True, tools=tools)
-        shape = self._shape((*(turn.role for turn in turns), "assistant"))
-        if shape.answers[len(turns)].opened:
+        answers = self._answers_of((*(turn.role for turn in turns), "assistant"))
+        if answers[len(turns)].opened:
             return self._render(turns, generate=True)
         slot = placeholder(len(turns))
         return self._render([*turns, Turn("assistant", slot)]).partition(slot)[0]
-
-    def _finished(self, turns: Sequence[Turn], tools: str = "") -> str:
-        text = self._render(turns, tools=tools)
-        return text + self._finish if turns[-1].role == "assistant" else text
 
     def _render(self, turns: Sequence[Turn], *, generate: bool = False, tools: str = "") -> str:
         messages = [
@@ -180,29 +164,20 @@ class ChatTemplate(Template):
                 )
         return text
 
-    def _shape(self, roles: tuple[Role, ...]) -> _Shape:
-        shape = self._shapes.get(roles)
-        if shape is None:
-            shape = self._shapes[roles] = self._measured(roles)
-        return shape
+    def _answers_of(self, roles: tuple[Role, ...]) -> dict[int, _Answer]:
+        """How to locate the answers in conversations with these roles, by turn."""
+        if roles not in self._answers:
+            turns = [Turn(role, placeholder(place)) for place, role in enumerate(roles)]
+            text = self._render(turns)
+            text += self._finish if roles[-1] == "assistant" else ""
+            self._answers[roles] = {
+                place: self._measured(turns, place, text)
+                for place, role in enumerate(roles)
+                if role == "assistant"
+            }
+        return self._answers[roles]
 
-    def _measured(self, roles: tuple[Role, ...]) -> _Shape:
-        """The shape of conversations with these roles, measured with placeholders."""
-        turns = [Turn(role, placeholder(place)) for place, role in enumerate(roles)]
-        text = self._finished(turns)
-        measured = {
-            place: self._measured_answer(turns, place, text)
-            for place, role in enumerate(roles)
-            if role == "assistant"
-        }
-        pieces = segments_at(text, [span for _, span in measured.values()])
-        parts = tuple((piece.learn, _parts(piece.text)) for piece in pieces)
-        answers = {place: answer for place, (answer, _) in measured.items()}
-        return _Shape(parts, answers)
-
-    def _measured_answer(
-        self, turns: Sequence[Turn], place: int, text: str
-    ) -> tuple[_Answer, tuple[int, int]]:
+    def _measured(self, turns: Sequence[Turn], place: int, text: str) -> _Answer:
         slot = placeholder(place)
         if text.count(slot) != 1:
             raise TemplateError(
@@ -217,9 +192,7 @@ class ChatTemplate(Template):
             # A template without a generation prompt: the header is not part of the answer.
             opened = asked != self._render(turns[:place])
         end = text[behind:] if place == len(turns) - 1 else self._end(turns, place, text[behind:])
-        start = len(asked) if opened else position
-        before = _SLOT.split(text[:position])[-1]
-        return _Answer(opened, before, end), (start, behind + len(end))
+        return _Answer(opened, _SLOT.split(text[:position])[-1], end)
 
     def _end(self, turns: Sequence[Turn], place: int, rest: str) -> str:
         """The text that ends an answer followed by another turn."""
@@ -234,72 +207,47 @@ class ChatTemplate(Template):
             )
         return end
 
-    def _found(self, turns: Sequence[Turn], text: str, shape: _Shape) -> list[Segment]:
-        """The segments of a text in which the template changed some turn."""
-        spans: list[tuple[int, int]] = []
-        for place, answer in shape.answers.items():
-            done = spans[-1][1] if spans else 0
-            spans.append(self._span(turns, place, text, done, answer))
-        return segments_at(text, spans)
-
     def _span(
-        self, turns: Sequence[Turn], place: int, text: str, done: int, answer: _Answer
+        self,
+        turns: Sequence[Turn],
+        place: int,
+        tools: str,
+        text: str,
+        done: int,
+        answer: _Answer,
     ) -> tuple[int, int]:
-        """Where an answer begins and ends in the text."""
-        asked = self._render(turns[:place], generate=True) if answer.opened else ""
-        opened = answer.opened and len(asked) >= done and text.startswith(asked)
-        if opened:
-            if place == len(turns) - 1:
-                return len(asked), len(text)
-            answered = self._render(turns[: place + 1])
-            if text.startswith(answered) and len(answered) > len(asked):
-                return len(asked), len(answered)
-        before, since = ("", len(asked)) if opened else (answer.before, done)
+        """Where an answer begins and ends in the text after `done`."""
+        start = self._start(turns[:place], tools, text) if answer.opened else -1
+        opened = start >= done
+        if opened and place == len(turns) - 1:
+            return start, len(text)
+        before, since = ("", start) if opened else (answer.before, done)
         said = turns[place].text
         # Unchanged, stripped, or without the reasoning before it.
         for written in (said, said.strip(), said.rpartition("</think>")[2].strip()):
             at = text.find(before + written + answer.end, since) if written else -1
             if at >= 0:
                 first = at + len(before)
-                return len(asked) if opened else first, first + len(written + answer.end)
-        shown = said[:_SHOWN_CHARACTERS]
-        raise TemplateError(
-            f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that its "
-            f"answer cannot be found in the text: {shown!r}"
-        )
+                return start if opened else first, first + len(written + answer.end)
+        # Calls are in the template's own words.
+        at = text.find(answer.end, since) if turns[place].extra and opened else -1
+        if at < 0:
+            raise TemplateError(
+                f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that its "
+                f"answer cannot be found in the text: {said[:_SHOWN_CHARACTERS]!r}"
+            )
+        return start, at + len(answer.end)
 
-    # --- conversations with tools ----------------------------------------------------------------
-
-    def _tool_segments(self, turns: Sequence[Turn], tools: str, end: str) -> list[Segment]:
-        """The text in segments that are trained on or not: an answer is what a text with it has
-        beyond one that asks for it. `end`: what ends an answer followed by another turn."""
-        text = self._finished(turns, tools)
-        self._refuse_missing_parts(turns, tools, text)
-        spans: list[tuple[int, int]] = []
-        for place, turn in enumerate(turns):
-            if turn.role != "assistant":
-                continue
-            start, stop = self._start_with_tools(turns[:place], tools, text), len(text)
-            if place < len(turns) - 1:
-                # Not by a rendering that ends here, which may include the reasoning of a last
-                # answer.
-                stop = text.find(end, start) + len(end)
-            if not (spans[-1][1] if spans else 0) <= start < stop:
-                raise TemplateError(
-                    f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that "
-                    "its answer cannot be found in the text"
-                )
-            spans.append((start, stop))
-        return segments_at(text, spans)
-
-    def _start_with_tools(self, before: Sequence[Turn], tools: str, text: str) -> int:
+    def _start(self, before: Sequence[Turn], tools: str, text: str) -> int:
         """Where the answer to these turns begins in the text; -1 if not found. A template may keep
         only reasoning after the last question, and the text may have a later one."""
-        for turns in (before, [_without_reasoning(turn) for turn in before]):
-            asked = self._render(turns, generate=True, tools=tools)
-            if text.startswith(asked):
-                return len(asked)
-        return -1
+        asked = self._render(before, generate=True, tools=tools)
+        if not text.startswith(asked):
+            plain = [_without_reasoning(turn) for turn in before]
+            asked = self._render(plain, generate=True, tools=tools)
+        return len(asked) if text.startswith(asked) else -1
+
+    # --- conversations with tools ----------------------------------------------------------------
 
     @cached_property
     def _leaves_out(self) -> str:
@@ -316,7 +264,7 @@ class ChatTemplate(Template):
             Turn("assistant", "x"),
         )
         try:
-            text = self._finished(turns, json.dumps([{"type": "function", "function": tool}]))
+            text = self._render(turns, tools=json.dumps([{"type": "function", "function": tool}]))
         except TemplateError:
             return ""
         parts = {
@@ -347,9 +295,3 @@ def _without_reasoning(turn: Turn) -> Turn:
         return turn
     said = turn.text.rpartition("</think>")[2].lstrip("\n")
     return replace(turn, text=said)
-
-
-def _parts(text: str) -> _Parts:
-    """Split a text at its placeholders, which become turn numbers."""
-    parts = _SLOT.split(text)
-    return tuple(int(part) if at % 2 else part for at, part in enumerate(parts) if part)
