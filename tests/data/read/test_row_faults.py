@@ -275,19 +275,6 @@ def test_json_lines_and_a_single_object_under_the_name_json_are_read(tmp_path):
     assert outline(written(tmp_path, "a.json", " [ ] \n")) == []
 
 
-def test_rows_of_any_length_are_read_from_arrays_and_objects(tmp_path):
-    """Longer ones than are decoded at first, before and after shorter ones and broken ones."""
-    rows = [{"a": "x" * size} for size in (10, 5_000, 3, 300_000, 20_000, 7)]
-    text = json.dumps(rows)
-    assert good(written(tmp_path, "a.json", text)) == rows
-    assert good(written(tmp_path, "a.json", f'{{"v": "{"y" * 9_000}", "data": {text}}}')) == rows
-    assert good(written(tmp_path, "a.json", json.dumps(rows[4]))) == [rows[4]]
-    broken = text.replace('"a": "xxx"', '"a" "xxx"')
-    assert [type(row) for row in read_rows(written(tmp_path, "a.json", broken))] == [
-        *(Row, Row, BadRow, Row, Row, Row)
-    ]
-
-
 def test_rows_of_an_array_in_one_line_are_told_by_their_number(tmp_path):
     path = written(tmp_path, "a.json", '[{"a": 1}, 2, {"a": 3},\n4, 5]')
     assert [str(row) for row in read_rows(path) if isinstance(row, BadRow)] == [

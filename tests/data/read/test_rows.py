@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -203,12 +201,3 @@ def test_any_array_gives_the_rows_that_json_itself_finds(tmp_path_factory, text)
     assert len(found) == len(expected)
     objects = [values for _, values in found if isinstance(values, dict)]
     assert objects == [value for value in expected if isinstance(value, dict)]
-
-
-def test_reading_json_lines_imports_no_pyarrow():
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom expert.data.read.rows import read_rows\n"
-        f"list(read_rows(Path({str(FILES / 'rivers.jsonl')!r})))\nprint('pyarrow' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "False", done.stderr

@@ -159,14 +159,9 @@ def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
         text = value.strip() if isinstance(value, str) else value
         if field not in UNSUPPORTED_FIELDS or text in (None, "", [], {}, "[]", "{}", "null"):
             continue
-        if field in TOOL_COLUMNS:
-            raise RowError(
-                f"{where}: the field {field!r} of a message is not read: the model would not be "
-                "told of these tools  (put them into a column of the row, beside the messages)"
-            )
         raise RowError(
-            f"{where}: the field {field!r} is not understood; only text is trained on, and "
-            "weight or train choose the answers  (remove it from the rows)"
+            f"{where}: the field {field!r} of a message is not understood  (only text is trained "
+            "on, weight or train choose the answers, and tools are a column beside the messages)"
         )
 
 
@@ -175,8 +170,7 @@ def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     flags = {name: message[name] for name in TRAIN_FIELDS if message.get(name) is not None}
     for name, value in flags.items():
         if isinstance(value, str) or value not in (0, 1):
-            allowed = "true or false" if name in TRAIN_FLAGS else "1, or 0 to leave the answer out"
-            raise RowError(f"{where}: {name} {value!r}; allowed: {allowed}")
+            raise RowError(f"{where}: {name} {value!r}; allowed: 1 or true, 0 or false")
     if len(set(map(bool, flags.values()))) > 1:
         both = ", ".join(f"{name} {value!r}" for name, value in flags.items())
         raise RowError(f"{where}: {both} contradict each other")

@@ -226,13 +226,13 @@ class _Checker:
             doubts = source_column_remarks(self.line, source, columns, seen)
             self.report.doubts += [remark.text for remark in doubts]
             notes.append(f"{source.name}: {columns.as_text(seen)}")
-            talking = [columns.messages] if columns.messages else []
-            talking += [columns.instruction] if columns.has_messages else []
-            talking += [columns.response] if talking and columns.response else []
-            first = islice(reading.rows(), FIELD_SEARCH_ROWS if talking else 0)
-            rows = [row.values for row in first if isinstance(row, Row)]
-            conversations = (messages_in(row.get(column)) for row in rows for column in talking)
-            fields = dict.fromkeys(name for each in conversations for name in unused_fields(each))
+            has_messages = bool(columns.messages) or columns.has_messages
+            talking = (columns.messages, columns.instruction, columns.response)
+            fields: dict[str, None] = {}
+            for row in islice(reading.rows(), FIELD_SEARCH_ROWS if has_messages else 0):
+                values = row.values if isinstance(row, Row) else {}
+                for column in talking:
+                    fields |= dict.fromkeys(unused_fields(messages_in(values.get(column))))
             if fields:
                 notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
         folder = local_path(source.name, self.line.folder)

@@ -18,7 +18,6 @@ from expert.core.text import counted, some_of
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import (
     PREFERRED,
-    columns_found,
     detect_columns,
     part_for_column,
 )
@@ -36,7 +35,6 @@ from expert.jobs.new.starters import (
     starter_of,
 )
 from expert.judging.domain import NAMES
-from expert.manifest.check.spelling import closest
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
@@ -62,7 +60,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTIONS = {
     r"training\.dataset\.json_values: true": "--json-values",
     r"training\.dataset\.field_mapping\.messages: (.+) reads": r"--map messages=\1 reads",
-    r"training\.dataset\.field_mapping\.messages": "--map messages=COLUMN",
+    r"training\.dataset\.field_mapping\.(\w+)": r"--map \1=COLUMN",
     r"training\.dataset\.field_mapping": "--map PART=COLUMN",
     r"set training\.dataset\.format to": "save the rows as",
     r"choose one with training\.dataset\.format": "name one of them",
@@ -277,7 +275,6 @@ def _examine_rows(
             why = str(found[0])
         raise CannotCreate(f"--from {data}: {no_row} can be read: {why}")
     seen = survey_rows(iterate(_source(data)))
-    _refuse_columns(data, asked.get("field_mapping", {}), seen.names)
     try:
         columns = detect_columns(seen, DatasetSpec(**asked))
     except DataError as error:
@@ -307,18 +304,6 @@ def _examine_rows(
         warnings=tuple(filter(None, warnings)),
     )
     return made, examples
-
-
-def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:
-    """Refuse columns that --map names and the rows lack, all at once."""
-    wrong = []
-    for part, column in mapped.items():
-        if column not in names:
-            near = closest(column, names, 0.8)
-            meant = f"  (did you mean {near!r}?)" if near else ""
-            wrong.append(f"--map {part}={column}: {data} has no such column{meant}")
-    if wrong:
-        raise CannotCreate("\n".join([*wrong, f"  {columns_found(names)}"]))
 
 
 def _first_rows(data: Path, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
