@@ -56,7 +56,7 @@ def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path):
     for command in (("dataset", "check"), ("pretokenize",), ("train",)):
         ran = run(*command, *named)
         assert ran.code == 2
-        assert "rows.csv: has a header and no rows" in ran.err
+        assert "rows.csv: there are no rows in it" in ran.err
     ran = run("plan", *named)
     assert ran.code == 0
     assert "warning: length.rows: there are no rows to train on: rows.csv" in ran.out

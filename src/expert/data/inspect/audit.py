@@ -128,8 +128,7 @@ class ExampleCollector:
         whole, prompt = np.zeros((2, 0), np.uint64)
         if self._keys:
             prompt, whole = RowKeys.joined(self._keys)
-        near = np.frombuffer(self._near.tobytes(), np.uint64)
-        places = [np.frombuffer(column.tobytes(), np.int32) for column in self._places]
+        near, *places = (np.asarray(column) for column in (self._near, *self._places))
         empty = [np.zeros(0, np.int32)] * 3
         numbers = [np.concatenate(c) for c in zip(empty, *self._tokens, strict=True)]
         near = np.where(near == 0, whole, near)

@@ -232,19 +232,16 @@ def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
     from expert.data.tokens.token_rows import IDS
 
     rows, tokens = 0, 0
-    are_tokens = True
     try:
-        for folder in folders:
-            for file in saved_files(folder):
-                with pa.memory_map(str(file)) as stream:
-                    for batch in pa.ipc.open_stream(stream):
-                        rows += batch.num_rows
-                        are_tokens &= IDS in batch.schema.names
-                        if are_tokens:
-                            tokens += pc.sum(pc.list_value_length(batch.column(IDS))).as_py() or 0
+        for file in (file for folder in folders for file in saved_files(folder)):
+            with pa.memory_map(str(file)) as stream:
+                for batch in pa.ipc.open_stream(stream):
+                    rows += batch.num_rows
+                    if IDS in batch.schema.names:
+                        tokens += pc.sum(pc.list_value_length(batch.column(IDS))).as_py() or 0
     except (DataError, OSError, pa.ArrowException):
         return None, None
-    return rows, tokens if are_tokens and rows else None
+    return rows, tokens or None
 
 
 def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
