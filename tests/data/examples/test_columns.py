@@ -140,16 +140,8 @@ def test_what_a_column_holds_decides_too(row, part, column):
 @each(
     ("names", "asked", "text"),
     [
-        (
-            "a b",
-            {},
-            "no column holds the request (looked for instruction, prompt,",
-        ),
-        (
-            "question b",
-            {},
-            "no column holds the answer (looked for response, output,",
-        ),
+        ("a b", {}, "no column holds the request (looked for instruction, prompt,"),
+        ("question b", {}, "no column holds the answer (looked for response, output,"),
         (
             "a b",
             {"field_mapping": FieldMapping(instruction="c")},

@@ -46,10 +46,7 @@ TOLD = 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"
         ({"instruction": "", "input": "Q", "output": "A"}, QA),
         ({"instruction": "Q", "output": "A", "system": "S"}, SQA),
         # Texts are kept to the last blank; numbers are as they are written.
-        (
-            {"instruction": " Q\n", "output": "A \n\n"},
-            [("user", " Q\n"), ("assistant", "A \n\n")],
-        ),
+        ({"instruction": " Q\n", "output": "A \n\n"}, [("user", " Q\n"), ("assistant", "A \n\n")]),
         ({"instruction": "Q", "output": 3}, [("user", "Q"), ("assistant", "3")]),
         ({"instruction": "Q", "output": 2.5}, [("user", "Q"), ("assistant", "2.5")]),
         # JSON text of messages stays a text: a model may be trained to write it.

@@ -84,10 +84,7 @@ def test_what_was_written_with_markers_is_read_back(write, newline, question, an
             "<|im_start|>user\nQ<|im_start|>assistant\nA<|im_end|>",
             "turn 1 (user): its end marker is missing",
         ),
-        (
-            "<|im_start|>user Q<|im_end|>",
-            "text outside the turns: ",
-        ),
+        ("<|im_start|>user Q<|im_end|>", "text outside the turns: "),
         (
             "<|im_start|>user\nQ<|im_end|>\nstray\n<|im_start|>assistant\nA<|im_end|>",
             "text outside the turns: 'stray'",

@@ -58,10 +58,7 @@ def test_an_answer_with_weight_0_is_not_trained_on(template, mask):
         ({"weight": "0"}, "messages[2]: weight '0'; allowed: 1 or true, 0 or false"),
         ({"train": "no"}, "messages[2]: train 'no'; allowed: 1 or true, 0 or false"),
         ({"images": ["x.png"]}, "messages[2]: the field 'images' of a message is not understood"),
-        (
-            {"tools": [{"name": "add"}]},
-            "messages[2]: the field 'tools' of a message",
-        ),
+        ({"tools": [{"name": "add"}]}, "messages[2]: the field 'tools' of a message"),
         (
             {"functions": '[{"name": "add"}]'},
             "messages[2]: the field 'functions' of a message is not understood",

@@ -21,10 +21,7 @@ UTF8 = "; save the file as UTF-8"
 DEEP = b"[" * 100_000 + b"]" * 100_000
 FAULTS: dict[str, tuple[bytes, str]] = {
     "invalid_utf8": (b'{"a": "\xff"}', f"invalid UTF-8: byte 0xff at character 8{UTF8}"),
-    "utf8_surrogate": (
-        b'{"a": "\xed\xa0\x80"}',
-        f"invalid UTF-8: byte 0xed at character 8{UTF8}",
-    ),
+    "utf8_surrogate": (b'{"a": "\xed\xa0\x80"}', f"invalid UTF-8: byte 0xed at character 8{UTF8}"),
     "missing_comma": (b'{"a": 1 "b": 2}', "broken JSON: expecting ',' delimiter at character 9"),
     "missing_colon": (b'{"a" 1}', "broken JSON: expecting ':' delimiter at character 6"),
     "no_value": (b'{"a": }', "broken JSON: expecting value at character 7"),
@@ -122,10 +119,7 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
         "invalid UTF-8: byte 0xff at character 1; save the file as UTF-8",
     ),
     "nul": (b"1,x\0y", "NUL character in 'b'"),
-    "after_quote": (
-        b'1,"x"y',
-        "broken CSV: ',' expected after '\"'",
-    ),
+    "after_quote": (b'1,"x"y', "broken CSV: ',' expected after '\"'"),
     "open_quote": (b'1,"x', "broken CSV: a quoted value is opened and not properly closed"),
     "over_5_mb": (b"1," + b"x" * MAX_ROW_BYTES, "5.0 MB long, the limit is 5 MB"),
 }
@@ -173,18 +167,9 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_pat
     ("content", "text"),
     [
         (b"a,b,a\n1,2,3\n", "rows.csv:1: the header names 'a' twice  (name every column once;"),
-        (
-            b"a,b,,\n1,2,,\n",
-            "rows.csv:1: columns without a name  (name every column once;",
-        ),
-        (
-            b"a,b\r1,2\r",
-            "rows.csv:1: the header: broken CSV: new-line character",
-        ),
-        (
-            b"\na,\xff\n",
-            "rows.csv:2: the header: invalid UTF-8: byte 0xff at character",
-        ),
+        (b"a,b,,\n1,2,,\n", "rows.csv:1: columns without a name  (name every column once;"),
+        (b"a,b\r1,2\r", "rows.csv:1: the header: broken CSV: new-line character"),
+        (b"\na,\xff\n", "rows.csv:2: the header: invalid UTF-8: byte 0xff at character"),
         (
             b"a,\0\n",
             "rows.csv:1: the header: NUL character in the name of a column  (fix the first line)",
@@ -219,26 +204,14 @@ def test_an_undecodable_text_file_is_one_bad_row(content, line, reason, tmp_path
 @each(
     ("content", "text"),
     [
-        (
-            '[{"a": 1},\n{"a": 2',
-            "a.json:2: the array ends within a row  (the file is cut off or",
-        ),
-        (
-            '[{"a": 1},',
-            "a.json: row 2: the array ends within a row  (the file is cut",
-        ),
-        (
-            '[{"a": 1}},\n{"a": 2}]',
-            "a.json: row 1: a bracket too many after the row  (the file is",
-        ),
+        ('[{"a": 1},\n{"a": 2', "a.json:2: the array ends within a row  (the file is cut off or"),
+        ('[{"a": 1},', "a.json: row 2: the array ends within a row  (the file is cut"),
+        ('[{"a": 1}},\n{"a": 2}]', "a.json: row 1: a bracket too many after the row  (the file is"),
         (
             '[{"a": 1}]\n[{"a": 2}]',
             "a.json:2: there is more after the array  (one array to a file;",
         ),
-        (
-            "hello",
-            "a.json: neither an array nor an object  (write an array of",
-        ),
+        ("hello", "a.json: neither an array nor an object  (write an array of"),
         (
             '{"train": [],\n "test": []}',
             "a.json: the object has no array under \"data\", only 'train',",
@@ -255,10 +228,7 @@ def test_an_undecodable_text_file_is_one_bad_row(content, line, reason, tmp_path
             '{"test": [{}],\n "v": 2, "data": []}',
             "a.json: there are rows under 'test' as well as under \"data\"",
         ),
-        (
-            '{"train": [1,\n 2',
-            "a.json:2: the JSON is incomplete  (write an array of objects,",
-        ),
+        ('{"train": [1,\n 2', "a.json:2: the JSON is incomplete  (write an array of objects,"),
         ('{"a": "\\u0000"}', "a.json:1: NUL character in 'a'  (write"),
     ],
 )

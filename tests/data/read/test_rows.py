@@ -101,17 +101,12 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "a.jsonl.gz",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz",)),
-    ],
+    "name", ["a.jsonl.gz", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz",))]
 )
 def test_a_line_of_50_mb_is_passed_over_in_bounded_memory(name, tmp_path):
-    start, end = {
-        "a.jsonl.gz": (b'{"a": "', b'"}\n{"a": "x"}\n'),
-        "a.csv.gz": (b"a\n", b"\nx\n"),
-    }[name]
+    start, end = {"a.jsonl.gz": (b'{"a": "', b'"}\n{"a": "x"}\n'), "a.csv.gz": (b"a\n", b"\nx\n")}[
+        name
+    ]
     with gzip.open(tmp_path / name, "wb", compresslevel=1) as stream:
         stream.write(start)
         for _ in range(50):

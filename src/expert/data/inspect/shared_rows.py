@@ -62,10 +62,11 @@ class SharedRows:
 
     def as_text(self, list_command: str) -> str:
         """The warning in one line, with what to do."""
+        verb = "is" if self.count == 1 else "are"
         return (
-            f"{self.split}: {self.count:,} of {counted(self.of, 'row')} in the training rows as "
-            f"well ({self.example}): {self.consequence}  (remove them from one of the two; "
-            f"{list_command})"
+            f"{self.split}: {self.count:,} of {counted(self.of, 'row')} {verb} in the training "
+            f"rows as well ({self.example}): {self.consequence}  "
+            f"(remove them from one of the two; {list_command})"
         )
 
 
