@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,16 +53,11 @@ def has_other_system_text(messages: Any, system: Any) -> bool:
     first: Mapping[str, Any] = next(iter(messages_in(messages)), {})
     if not system or ROLES.get(first.get("role", first.get("from")) or "") != "system":
         return False
-    own, column = (_text_of(each) for each in (first.get("content", first.get("value")), system))
-    return bool(own.strip()) and own != column
-
-
-def _text_of(content: Any) -> str:
-    """The text of a content or its parts; "" if it has none, or is not understood."""
-    try:
-        return content if isinstance(content, str) else _joined(content, "")
-    except RowError:
-        return ""
+    own = first.get("content", first.get("value"))
+    with contextlib.suppress(RowError):  # a content that is not understood is a bad row
+        text = own if isinstance(own, str) else _joined(own, "")
+        return bool(text.strip()) and text != system
+    return False
 
 
 def is_message(value: Any) -> bool:

@@ -80,15 +80,13 @@ def check_rows(line: DataPipeline, name: str, show: RowsToShow, tell: Tell) -> D
     report = DatasetReport(name, template, line.plan.data.max_seq_length)
     report.notes += line.chosen.notes()
     report.doubts += [remark.text for remark in line.chosen.remarks]
-    _Checker(line, report, RowPicker(show), tell).check()
+    _Checker(line, report, show, tell).check()
     return report
 
 
 class _Checker:
-    def __init__(
-        self, line: DataPipeline, report: DatasetReport, picker: RowPicker, tell: Tell
-    ) -> None:
-        self.line, self.report, self.picker, self.tell = line, report, picker, tell
+    def __init__(self, line: DataPipeline, report: DatasetReport, show: RowsToShow, tell: Tell):
+        self.line, self.report, self.picker, self.tell = line, report, RowPicker(show), tell
         data = line.plan.data
         whole = line.template is None or data.packing == "concat"
         self.room = None if whole else data.max_seq_length - line.plan.soft_tokens
