@@ -56,7 +56,7 @@ def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path):
     for command in (("dataset", "check"), ("pretokenize",), ("train",)):
         ran = run(*command, *named)
         assert ran.code == 2
-        assert "rows.csv: has a header and no rows" in ran.err
+        assert "rows.csv: there are no rows in it" in ran.err
     ran = run("plan", *named)
     assert ran.code == 0
     assert "warning: length.rows: there are no rows to train on: rows.csv" in ran.out
@@ -68,7 +68,7 @@ def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 2
     assert f"train: bad rows\n  {tmp_path / 'train.jsonl'}:121: " in ran.out
-    assert "\n  … and 97 more of this kind, at 126, 127, 128, " in ran.out
+    assert "\n  … and 82 more\n" in ran.out
     assert "the data of counter cannot be used as it is" in ran.err
     tolerated = ("--set", "training.dataset.max_bad_rows=102")
     assert run("dataset", "check", "-m", str(file), *tolerated).code == 0

@@ -170,32 +170,34 @@ def find_datasets(
     """List the datasets on this machine, or copy what manifests need to one place."""
     from expert.jobs.datasets.find import datasets_cache, hub_cache, read_users
     from expert.jobs.datasets.find import find_datasets as find
-    from expert.jobs.datasets.gather import Caches, consolidate
+    from expert.jobs.datasets.gather import consolidate
 
     if destination is not None and manifests is None:
         raise typer.BadParameter("--consolidate needs --manifests FOLDER")
     home = Path.home()
     users, unread = read_users(manifests) if manifests else ([], [])
-    caches = Caches(hub_cache(os.environ, home), datasets_cache(os.environ, home))
+    caches = {
+        "hub": hub_cache(os.environ, home),
+        "datasets": datasets_cache(os.environ, home),
+    }
     found: list[FoundDataset] = []
     gathered: list[ConsolidatedExpert] = []
     if destination is not None:
-        gathered = consolidate(users, destination, caches)
+        gathered = consolidate(users, destination)
     else:
         searched = folders or [manifests or Path()]
         found = find(searched, environ=os.environ, home=home, users=users)
     if as_json:
-        listed = [*map(asdict, found), *map(asdict, gathered)]
-        places = {"hub": str(caches.hub), "datasets": str(caches.datasets)}
         name = "datasets" if destination is None else "gathered"
-        write_json({name: listed, "manifests_not_read": unread, "caches": places})
+        listed = [*map(asdict, found), *map(asdict, gathered)]
+        write_json({name: listed, "manifests_not_read": unread, "caches": caches})
         return
     console = make_console()
     if destination is None:
         _show_found(found, console, with_users=manifests is not None)
     for one in gathered:
         _show_gathered(one, console)
-    shown = {"hub cache": caches.hub, "datasets cache": caches.datasets}
+    shown = {f"{name} cache": folder for name, folder in caches.items()}
     shown |= {f"prepared tokens of {user.name}": user.cache for user in users}
     for name, folder in shown.items():
         show(console, f"{name}: {folder}{'' if folder.is_dir() else ' (missing)'}", "dim")

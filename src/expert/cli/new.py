@@ -11,11 +11,10 @@ import typer
 
 from expert.cli.show.display import Line, make_console, show_lines, waiting, write_json
 from expert.cli.show.options import json_option, output_option
-from expert.core.text import counted, shell_quoted, some_of
+from expert.core.text import counted, shell_quoted
 
 if TYPE_CHECKING:
     from expert.jobs.new.new_expert import NewExpert
-    from expert.jobs.new.row_lengths import LengthChoice
 
 
 def new(
@@ -84,37 +83,15 @@ def _lines(made: NewExpert) -> Iterator[Line]:
         parts = ", ".join(f"{part}={column}" for part, column in made.columns.items())
         left = ", ".join(f"{n} (in {counted(rows, 'row')})" for n, rows in made.unused.items())
         yield f"  columns of {made.data}: {parts}{f'; not trained on: {left}' if left else ''}", ""
-        if made.warning:
-            yield f"  warning: {made.warning}", "yellow"
-        if made.bad_rows:
-            bad = f"{made.bad_rows} of the first {counted(made.looked_at, 'row')} cannot be used"
-            fix = "fix them before training: expert dataset check lists them"
-            yield f"  {bad}; {fix}", "yellow"
-        for split, files in made.held_out.items():
-            yield f"  held out as {split} rows, by name: {some_of(files)}", ""
-        if made.unread:
-            yield f"  not read: {some_of(made.unread)}", ""
     else:
         yield f"  example rows to replace: {made.data}", ""
-    yield f"  base model {made.model}: {made.settings_because}", ""
-    if made.length is not None:
-        yield from _length_lines(made.length, made.model)
+    for note in made.notes:
+        yield f"  {note}", ""
+    for warning in made.warnings:
+        yield f"  warning: {warning}", "yellow"
     yield "next:", ""
     folder = shell_quoted(made.folder)
     for command in ("dataset check", "plan", "train"):
         yield f"  expert {command} {folder}", ""
     judge, ask = f"validate {folder}", f'sample {folder} --prompt "…"'
     yield f"  expert {judge if made.has_answers else ask}", ""
-
-
-def _length_lines(found: LengthChoice, model: str) -> Iterator[Line]:
-    """The chosen length, and what shorter ones would cut."""
-    yield f"  max_seq_length {found.length}: {found.because}", ""
-    if found.estimated:
-        text = f"estimated: the tokenizer of {model} is not on this machine"
-        yield f"    {text}; expert dataset check counts exactly where it is", ""
-    for one in found.cuts:
-        if one.rows and one.length == found.length and found.bound:
-            yield f"    {one.words()}: {found.bound}", "yellow"
-        elif one.rows:
-            yield f"    {one.words()}", ""

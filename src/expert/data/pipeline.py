@@ -27,8 +27,7 @@ from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.examples.formats import example_of
-from expert.data.examples.messages import has_other_system_text
-from expert.data.examples.text_warnings import TextWarnings
+from expert.data.examples.text_warnings import TextWarnings, overruled_system
 from expert.data.named_sources import (
     CACHE_KEY,
     CHECKED,
@@ -390,24 +389,15 @@ def source_column_remarks(
 
 
 def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str]:
-    found, looked_at, overruled = TextWarnings(), 0, 0
+    found = TextWarnings()
     for row in islice(reading.rows(), FIRST_ROWS):
         made = reading.segments_of(row) if isinstance(row, Row) else None
         if not isinstance(row, Row) or not isinstance(made, list):
             continue
-        looked_at += 1
-        talk = row.values.get(columns.messages or columns.instruction)
-        overruled += has_other_system_text(talk, row.values.get(columns.system))
         example = example_of(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
-        found.note(example, made, row.place)
-    texts = found.lines(name, looked_at)
-    return [*texts, system_overruled(name, columns.system)] if overruled else texts
-
-
-def system_overruled(source: str, column: str) -> str:
-    """The warning for a system column that is not used where messages have their own."""
-    return f"{source}: {column!r} is ignored where messages begin with their own system text"
+        found.note(example, made, row.place, overruled_system(row.values, columns))
+    return found.lines(name, found.examples)
 
 
 def columns_read(line: DataPipeline) -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from expert.data.examples.column_survey import ColumnSurvey, shape_of, survey_rows
+from expert.data.examples.column_survey import shape_of, survey_rows
 from expert.data.records import BadRow, Row
+from tests.data.examples.understood import surveyed
 from tests.each import each
 
 SAID = [{"role": "user", "content": "a"}]
@@ -43,7 +44,7 @@ def test_a_value_is_known_by_its_shape(value, shape):
 
 
 def test_columns_are_the_union_over_all_rows_in_the_order_of_their_first_sight():
-    seen = ColumnSurvey.of([{"a": "x", "b": None}, {"a": "", "c": 1}, {"b": SAID}])
+    seen = surveyed([{"a": "x", "b": None}, {"a": "", "c": 1}, {"b": SAID}])
     assert seen.names == ["a", "b", "c"]
     assert [seen.filled(name) for name in "abcd"] == [1, 1, 1, 0]
     assert seen.holds("b", "messages")

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, detect_columns
 from expert.data.records import DataError
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
-from tests.data.examples.understood import TASKS, understand
+from tests.data.examples.understood import TASKS, surveyed, understand
 from tests.each import each
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -141,16 +140,8 @@ def test_what_a_column_holds_decides_too(row, part, column):
 @each(
     ("names", "asked", "text"),
     [
-        (
-            "a b",
-            {},
-            "no column holds the request (looked for instruction, prompt,",
-        ),
-        (
-            "question b",
-            {},
-            "no column holds the answer (looked for response, output,",
-        ),
+        ("a b", {}, "no column holds the request (looked for instruction, prompt,"),
+        ("question b", {}, "no column holds the answer (looked for response, output,"),
         (
             "a b",
             {"field_mapping": FieldMapping(instruction="c")},
@@ -243,7 +234,7 @@ def test_a_mapped_column_that_such_rows_cannot_have_is_refused(row, mapping):
     ],
 )
 def test_unused_columns_that_matter_are_named_with_what_helps(row, named, advice):
-    text = understand(list(row), row).unused_warning(ColumnSurvey.of([row]))
+    text = understand(list(row), row).unused_warning(surveyed([row]))
     assert f"{named} (" in text
     assert advice in text
     both = len(text.partition("(filled")[2].split("(filled")) > 1
@@ -257,7 +248,7 @@ def test_single_messages_of_a_tree_are_refused():
 
 
 def test_a_mapped_column_that_the_first_window_of_a_stream_lacks_may_come_later():
-    seen = replace(ColumnSurvey.of([{"question": "a", "answer": "b"}]), whole=False)
+    seen = replace(surveyed([{"question": "a", "answer": "b"}]), whole=False)
     mapping = FieldMapping(input="context")
     assert detect_columns(seen, DatasetSpec(field_mapping=mapping)).input == "context"
     with pytest.raises(DataError, match="no column 'reply'"):

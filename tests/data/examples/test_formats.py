@@ -10,7 +10,7 @@ from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Row
 from expert.manifest.schema.dataset import FieldMapping
 from expert.manifest.schema.message_names import ROLES
-from tests.data.examples.understood import INSTRUCTION, MESSAGES, TASKS, reason_of, turns_of
+from tests.data.examples.understood import INSTRUCTION, MESSAGES, reason_of, turns_of
 from tests.each import each
 
 
@@ -46,10 +46,7 @@ TOLD = 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"
         ({"instruction": "", "input": "Q", "output": "A"}, QA),
         ({"instruction": "Q", "output": "A", "system": "S"}, SQA),
         # Texts are kept to the last blank; numbers are as they are written.
-        (
-            {"instruction": " Q\n", "output": "A \n\n"},
-            [("user", " Q\n"), ("assistant", "A \n\n")],
-        ),
+        ({"instruction": " Q\n", "output": "A \n\n"}, [("user", " Q\n"), ("assistant", "A \n\n")]),
         ({"instruction": "Q", "output": 3}, [("user", "Q"), ("assistant", "3")]),
         ({"instruction": "Q", "output": 2.5}, [("user", "Q"), ("assistant", "2.5")]),
         # JSON text of messages stays a text: a model may be trained to write it.
@@ -238,23 +235,3 @@ UNASKED = "an answer without a user turn before it  (remove it, or add the reque
 )
 def test_a_conversation_that_cannot_be_used_says_why(messages, reason):
     assert reason_of({"messages": messages}, MESSAGES).startswith(reason)
-
-
-@each(
-    ("row", "reason"),
-    [
-        (
-            {"task": "t", "input": {"instruction": "Q"}, "chosen": "A", "rejected": "B"},
-            "column 'output' is missing; columns found: task, input, chosen, rejected",
-        ),
-        ({"task": "t", "input": "Q"}, "column 'output' is missing; columns found: task, input"),
-        ({"task": "t", "input": None, "output": "A"}, "column 'input' is null"),
-        ({"task": "t", "input": "Q", "output": ""}, "column 'output': the answer is empty"),
-        (
-            {"task": "t", "input": {"error_type": "x"}, "output": "A"},
-            "column 'input': the request is empty",
-        ),
-    ],
-)
-def test_a_task_that_cannot_be_used_says_why(row, reason):
-    assert reason_of(row, TASKS) == reason

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from expert.data.examples.checks import RowFilter
-from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import detect_columns
 from expert.data.examples.formats import example_of
 from expert.data.records import Example, Row, Turn
@@ -15,6 +14,7 @@ from tests.data.examples.understood import (
     MESSAGES,
     example_in,
     reason_of,
+    surveyed,
     turns_of,
     understand,
 )
@@ -54,14 +54,14 @@ def test_an_answer_with_weight_0_is_not_trained_on(template, mask):
 @each(
     ("fields", "reason"),
     [
-        ({"weight": 0.5}, "messages[2]: weight 0.5; allowed: 1, or 0 to leave the answer out"),
-        ({"weight": "0"}, "messages[2]: weight '0'; allowed: 1, or 0 to leave the answer out"),
-        ({"train": "no"}, "messages[2]: train 'no'; allowed: true or false"),
-        ({"images": ["x.png"]}, "messages[2]: the field 'images' is not understood; only text"),
-        ({"tools": [{"name": "add"}]}, "messages[2]: the field 'tools' of a message is not read: "),
+        ({"weight": 0.5}, "messages[2]: weight 0.5; allowed: 1 or true, 0 or false"),
+        ({"weight": "0"}, "messages[2]: weight '0'; allowed: 1 or true, 0 or false"),
+        ({"train": "no"}, "messages[2]: train 'no'; allowed: 1 or true, 0 or false"),
+        ({"images": ["x.png"]}, "messages[2]: the field 'images' of a message is not understood"),
+        ({"tools": [{"name": "add"}]}, "messages[2]: the field 'tools' of a message"),
         (
             {"functions": '[{"name": "add"}]'},
-            "messages[2]: the field 'functions' of a message is not read: ",
+            "messages[2]: the field 'functions' of a message is not understood",
         ),
         (
             {"content": [{"type": "image", "text": ""}, {"text": "a"}]},
@@ -71,7 +71,7 @@ def test_an_answer_with_weight_0_is_not_trained_on(template, mask):
             {"content": [{"type": "thinking", "text": "hm"}]},
             "messages[2]: a part of type 'thinking'; only text is trained on",
         ),
-        ({"train_detail": [{"train": False}]}, "messages[2]: the field 'train_detail' is not"),
+        ({"train_detail": [{"train": False}]}, "messages[2]: the field 'train_detail' of"),
         (
             {"reasoning_content": ["a"]},
             "messages[2]: reasoning is one text, in an assistant message",
@@ -134,29 +134,22 @@ def test_the_history_comes_before_the_request_and_is_trained_on():
     ]
     assert turns_of({**row, "history": []}) == [("user", "c"), ("assistant", "three")]
     columns = understand(list(row), row)
-    assert columns.unused(ColumnSurvey.of([row])) == {}
+    assert columns.unused(surveyed([row])) == {}
     reason = reason_of({**row, "history": [["a"]]}, columns)
     assert reason == "history[1]: is not a pair of a request and an answer"
-
-
-def test_a_chosen_conversation_that_repeats_the_request_has_it_once():
-    chosen = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    row = {"prompt": "a", "response": chosen}
-    assert turns_of(row) == [("user", "a"), ("assistant", "b")]
-    assert "it holds another conversation than 'prompt'" in reason_of({**row, "prompt": "x"})
 
 
 def test_tools_and_a_history_that_later_rows_have_are_read():
     rows: list[dict[str, Any]] = [{"messages": TALK}]
     rows.append({**rows[0], "tools": [{"name": "add"}]})
-    columns = detect_columns(ColumnSurvey.of(rows))
+    columns = detect_columns(surveyed(rows))
     made = [example_of(Row(row, "rows.jsonl", 1), columns) for row in rows]
     assert [isinstance(each, Example) and bool(each.tools) for each in made] == [False, True]
     firsts: list[dict[str, Any]] = [{}, {"history": []}, {"history": None}]
     for first in firsts:
         rows = [{**first, "instruction": "a", "output": "b"}]
         rows.append({"instruction": "c", "output": "d", "history": [["a", "b"]]})
-        later = example_of(Row(rows[1], "rows.jsonl", 2), detect_columns(ColumnSurvey.of(rows)))
+        later = example_of(Row(rows[1], "rows.jsonl", 2), detect_columns(surveyed(rows)))
         assert isinstance(later, Example)
         assert [turn.text for turn in later.turns] == ["a", "b", "c", "d"]
 

@@ -96,13 +96,6 @@ def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
     assert "2 is neither true nor false" in reason_of({**row, "label": 2}, columns)
 
 
-@each(("row", "told"), [({"prompt": ASKED, "completion": GOOD}, True), (PAIRS["texts"], False)])
-def test_preference_rows_without_a_preference_column_warns(row, told):
-    columns = understand(list(row), row, preference_rows="preferred")
-    assert bool(columns.preference_warning("preferred")) == told
-    assert columns.preference_warning(None) == ""
-
-
 def test_answers_before_the_preferred_one_are_context():
     earlier = [*WHOLE, {"role": "user", "content": "And 3+3?"}]
     last = {"role": "assistant", "content": "6"}
@@ -119,18 +112,3 @@ def test_answers_before_the_preferred_one_are_context():
         answers = [turn for turn in turns if turn.role == "assistant"]
         assert [turn.is_trained(learn_prompt=False) for turn in answers] == [False, True]
         assert [turn.is_trained(learn_prompt=True) for turn in answers] == [True, True]
-
-
-def test_one_column_cannot_be_the_request_and_the_answer():
-    row = {"messages": WHOLE}
-    mapping = FieldMapping(instruction="messages", response="messages")
-    with pytest.raises(DataError, match="instruction and response are both 'messages'"):
-        understand(list(row), row, field_mapping=mapping)
-
-
-def test_a_conversation_in_a_column_of_any_name_is_read():
-    row = {"talk": WHOLE, "id": 7}
-    assert turns_of(row, field_mapping=FieldMapping(messages="talk")) == [
-        ("user", ASKED),
-        ("assistant", GOOD),
-    ]

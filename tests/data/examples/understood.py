@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from expert.data.examples.column_survey import ColumnSurvey
+from expert.data.examples.column_survey import ColumnSurvey, survey_rows
 from expert.data.examples.columns import Columns, detect_columns
 from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Dropped, Example, Row
@@ -14,8 +14,12 @@ from expert.manifest.schema.dataset import DatasetSpec
 
 def understand(names: list[str], values: Mapping[str, Any], **asked: Any) -> Columns:
     """The columns of rows that have these names and are filled like this one."""
-    rows = ColumnSurvey.of([{**dict.fromkeys(names), **values}])
+    rows = surveyed([{**dict.fromkeys(names), **values}])
     return detect_columns(rows, DatasetSpec(**asked))
+
+
+def surveyed(rows: list[dict[str, Any]]) -> ColumnSurvey:
+    return survey_rows(Row(values, "", number) for number, values in enumerate(rows, 1))
 
 
 def understood(values: dict[str, Any], **asked: Any) -> Example | BadRow | Dropped:

@@ -14,7 +14,6 @@ from expert.data.inspect.audit import (
     Pairs,
     SplitReport,
     duplicates,
-    is_empty_answer,
     leaks,
     length_summary,
     near_key,
@@ -63,22 +62,6 @@ def test_nearly_equal_examples_differ_in_system_text_case_and_spacing_only():
 def test_every_marker_is_found_in_what_is_said(marker):
     assert leftover_markers(talk("a", f"b {marker} c {marker}")) == [marker]
     assert leftover_markers(Example(text=f"x{marker}")) == [marker]
-
-
-@each(
-    ("reason", "empty"),
-    [
-        ("column 'output': the answer is empty", True),
-        ("turn 2 (assistant) is empty", True),
-        ("there is no assistant turn", True),
-        ("column 'output' is null", True),
-        ("column 'input' is null", False),
-        ("turn 1 (user) is empty", False),
-        ("column 'instruction': the request is empty", False),
-    ],
-)
-def test_an_empty_answer_is_told_from_other_faults(reason, empty):
-    assert is_empty_answer(BadRow("a", 1, reason), "output") is empty
 
 
 def test_duplicates_are_counted_and_the_first_few_point_to_the_first_occurrence():

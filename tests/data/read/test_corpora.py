@@ -21,8 +21,7 @@ from tests.each import each
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A user without corpora, with an empty cache."""
     monkeypatch.delenv("EXPERT_CORPORA", raising=False)
-    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 

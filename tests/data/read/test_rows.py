@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -103,17 +101,12 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "a.jsonl.gz",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz",)),
-    ],
+    "name", ["a.jsonl.gz", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz",))]
 )
 def test_a_line_of_50_mb_is_passed_over_in_bounded_memory(name, tmp_path):
-    start, end = {
-        "a.jsonl.gz": (b'{"a": "', b'"}\n{"a": "x"}\n'),
-        "a.csv.gz": (b"a\n", b"\nx\n"),
-    }[name]
+    start, end = {"a.jsonl.gz": (b'{"a": "', b'"}\n{"a": "x"}\n'), "a.csv.gz": (b"a\n", b"\nx\n")}[
+        name
+    ]
     with gzip.open(tmp_path / name, "wb", compresslevel=1) as stream:
         stream.write(start)
         for _ in range(50):
@@ -203,12 +196,3 @@ def test_any_array_gives_the_rows_that_json_itself_finds(tmp_path_factory, text)
     assert len(found) == len(expected)
     objects = [values for _, values in found if isinstance(values, dict)]
     assert objects == [value for value in expected if isinstance(value, dict)]
-
-
-def test_reading_json_lines_imports_no_pyarrow():
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom expert.data.read.rows import read_rows\n"
-        f"list(read_rows(Path({str(FILES / 'rivers.jsonl')!r})))\nprint('pyarrow' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "False", done.stderr

@@ -142,23 +142,6 @@ def test_a_value_that_stands_in_every_row_counts_in_every_row(tmp_path, monkeypa
     )
 
 
-@each(
-    "name, text",
-    [
-        ("a.jsonl", '{"a": 1, "b": 2, "a": 3}\n{"a": 1}\n'),
-        ("a.jsonl", '{"c": [{"a": 1, "a": 2}]}\n{"a": 1}\n'),
-        ("a.json", '[{"a": 1, "a": 3},\n{"a": 1}]'),
-        ("a.json", '{"data": [{"a": 1, "a": 3},\n{"a": 1}]}'),
-    ],
-)
-def test_a_key_that_is_there_twice_makes_a_bad_row(name, text, tmp_path):
-    bad, row = read_rows(written(tmp_path, name, text.encode()))
-    assert isinstance(bad, BadRow)
-    assert isinstance(row, Row)
-    assert bad.reason == "the key 'a' occurs more than once"
-    assert row.values == {"a": 1}
-
-
 def as_varint(number: int) -> bytes:
     """A number as the footer of a Parquet file has it."""
     left, found = 2 * number, b""

@@ -24,7 +24,7 @@ def test_an_array_in_a_file_of_json_lines_is_read_as_the_rows_it_holds(tmp_path,
     assert survey_file(path).rows is None
     assert sample_rows([path], format=None, most=10) is None
     lines = written(tmp_path, name, '[1]\n{"a": 1}\n')  # those are bad rows still
-    assert outline(lines) == [(1, "the line holds an array, not a JSON object"), (2, {"a": 1})]
+    assert outline(lines) == [(1, "the row is an array, not a JSON object"), (2, {"a": 1})]
 
 
 @each("encoding", ["utf-16", "utf-32"])

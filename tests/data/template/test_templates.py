@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.records import DataError, Example, Segment, Turn
-from expert.data.template.templates import (
-    LAYOUTS,
-    Template,
-    named_template,
-)
+from expert.data.template.templates import LAYOUTS, Template, named_template
 from expert.manifest.schema.kinds import PromptTemplate
 from tests.each import each
 

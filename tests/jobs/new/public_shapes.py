@@ -203,10 +203,7 @@ INSTRUCTIONS = {
     ),
     "columns that nobody knows": of_lines(
         *renamed(pairs(), q="problem", good="solution"),
-        refused=(
-            "(--map instruction=COLUMN --map response=COLUMN names them; --map text=COLUMN "
-            "trains on plain text)"
-        ),
+        refused=("(name them in --map PART=COLUMN: instruction and response"),
     ),
     "several tasks": of_lines(
         {"task": "t", "input": {"instruction": ASK}, "output": ANSWER},
@@ -241,7 +238,7 @@ CHATS = {
             "system": "Other.",
         },
         exchange(ASK, ANSWER, "S."),
-        warned="'system' is ignored where messages begin with their own system text",
+        warned="'system' ignored, since the messages begin with their own system text",
     ),
     "sharegpt with tools": twice(
         {
@@ -355,7 +352,7 @@ QUERIES = {
     "calls as answers": twice(
         {"query": ASK, "tools": "[]", "answers": '[{"name": "weather"}]'},
         kind="json",
-        refused="(--map response=COLUMN names it; --map text=COLUMN trains on plain text)",
+        refused="(name them in --map PART=COLUMN: instruction and response",
     ),
     "prompts and completions with tools": twice(
         {"prompt": [user(ASK)], "completion": [assistant(ANSWER)], "tools": [{"name": "weather"}]},
@@ -377,7 +374,7 @@ QUERIES = {
     ),
     "answers as objects": twice(
         {"prompt": ASK, "completion": {"river": ANSWER}},
-        refused="(name another column in --map; to train on it as JSON text: --json-values)",
+        refused="to train on it as JSON text: --json-values)",
     ),
     "squad": twice(
         {"context": INPUT, "question": ASK, "answers": {"text": ["x"], "start": [0]}},
@@ -396,9 +393,7 @@ TEXTS = {
     "texts with labels": twice(
         {"text": ASK, "label": 1},
         [("text", ASK)],
-        warned=(
-            "columns that are not used: label (filled in 2 of 2 rows)  (the rows are plain text; "
-        ),
+        warned=("columns that are not used: label (filled in 2 of 2 rows)  (training.dataset."),
     ),
     "texts with turns": twice(
         {"text": f"### Human: {ASK}### Assistant: {ANSWER}"},

@@ -160,9 +160,9 @@ def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments,
         (
             "notes.pdf",
             b"%PDF",
-            "notes.pdf: the format is not clear from its name .*one of jsonl, json, csv, .*excel",
+            "notes.pdf: the format is not clear from the name .*one of jsonl, json, csv, .*excel",
         ),
-        ("rows.csv", b"a,a\n1,2\n", r"names 'a' twice  \(rename one of the columns\)$"),
+        ("rows.csv", b"a,a\n1,2\n", r"names 'a' twice  \(name every column once"),
         (
             "rows.csv",
             b"question,answer\nwas,gr\xfcn\n",
@@ -200,14 +200,10 @@ def test_missing_columns_are_reported_with_the_existing_ones(tmp_path):
         new_expert(
             "mine", data=rows, into=tmp_path, mapping=["instruction=custmer said", "response=x"]
         )
-    assert str(caught.value).splitlines() == [
-        (
-            f"--map instruction=custmer said: {rows} has no such column  (did you mean "
-            "'customer said'?)"
-        ),
-        f"--map response=x: {rows} has no such column",
-        "  columns found: customer said, we answered",
-    ]
+    assert str(caught.value) == (
+        f"--from {rows}: --map instruction=COLUMN: there is no column 'custmer said'  (did you "
+        "mean 'customer said'? columns found: customer said, we answered)"
+    )
 
 
 def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
@@ -218,7 +214,7 @@ def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
     DatasetDict({"train_sft": rows, "test_sft": rows}).save_to_disk(str(saved))
     with pytest.raises(
         CannotCreate,
-        match=re.escape(f"its splits: train_sft, test_sft  (give one to --from: {saved}/SPLIT)"),
+        match=re.escape("its splits: train_sft, test_sft  (give the folder of one to --from)"),
     ):
         new_expert("mine", data=saved, into=tmp_path)
     assert new_expert("mine", data=saved / "train_sft", into=tmp_path).columns["response"]
@@ -338,49 +334,30 @@ def test_the_length_is_the_smallest_usual_one_that_cuts_nearly_nothing(words, le
     made = new_expert("mine", data=file, into=tmp_path)
     assert made.length.length == length
     assert read_manifest(made.manifest).manifest.training.config.max_seq_length == length
-    assert not made.length.estimated
-    assert made.length.cuts[0].rows == 0
-
-
-def test_what_shorter_lengths_would_cut_is_reported_and_matches_a_check(tmp_path):
-    from expert.jobs.datasets.check import check_dataset
-
-    rows = [*long_rows(40, 20), *long_rows(60, 700)]
-    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
-    chosen, shorter = made.length.cuts
-    assert (chosen.length, shorter.length) == (1024, 512)
-    assert shorter.rows == pytest.approx(0.6)
-    report = check_dataset(made.manifest, overrides=("max_seq_length=512", "validation_split=0"))
-    found = report.splits[0].lengths
-    assert found["over_long_share"] == pytest.approx(shorter.rows)
-    lost = found["tokens_lost"] / found["learnt_tokens"]
-    assert shorter.answer_tokens == pytest.approx(lost)
-    assert shorter.answers == 0
+    assert (made.length.cut, made.length.warning) == (0, "")
+    assert "60 rows tokenised, the longest " in made.length.because
 
 
 def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
     rows = [{"instruction": "word " * 1500, "output": "a"} for _ in range(20)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert made.length.length == 1024
-    assert made.length.bound == "the model sees 1,024 tokens"
-    assert (made.length.cuts[0].rows, made.length.cuts[0].answers) == (1.0, 1.0)
-    assert (
-        "1024: cuts 100% of the rows and 100% of the answers; 100% of"
-        in made.length.cuts[0].words()
+    assert made.length.warning == (
+        "100.0% of the rows are longer and are cut: the model sees 1,024 tokens"
     )
     wider = new_expert("wide", data=tmp_path / "rows.jsonl", into=tmp_path, model="Qwen/Qwen3-0.6B")
     assert wider.length.length == 4096
-    assert wider.length.estimated  # its tokenizer is on the hub
+    assert "estimated" in wider.length.because  # its tokenizer is on the hub
 
 
 def test_rows_of_a_json_file_are_measured_too_and_text_is_split(tmp_path):
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(long_rows(30, 600)), encoding="utf-8")
     made = new_expert("mine", data=file, into=tmp_path)
-    assert (made.length.length, made.length.rows) == (1024, 30)
+    assert made.length.length == 1024
     book = tmp_path / "book.txt"
     book.write_text("Call me Ishmael. " * 2000, encoding="utf-8")
     text = new_expert("text", data=book, into=tmp_path).length
-    assert (text.length, text.cuts) == (1024, ())
+    assert text.length == 1024
     assert "plain text is split" in text.because
     assert new_expert("begin", into=tmp_path).length is None

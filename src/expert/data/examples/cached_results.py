@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from expert.data.read.sources import Source, content_hash, iterate
 Waits = Callable[[str], None]
 """Shows what this process is waiting for."""
 HASHES_FILE = ".hashes.json"
-COLUMNS_MEMORY = ".columns.json"
-TEXTS_MEMORY = ".texts.json"
-SURVEY_FORMAT = 3
-TEXTS_FORMAT = 3
+COLUMNS_FILE = ".columns.json"
+TEXTS_FILE = ".texts.json"
+FORMAT = 4
 """Increased when the same rows give other results, so that stored ones are not reused."""
 # Old states are dropped: nobody switches between more versions of a data set.
 STATES_KEPT = 50
@@ -34,10 +33,8 @@ def cached_content_hash(
 ) -> str:
     """The hash of a source's bytes. Files whose path, size and time have not changed are not read
     again, so that opening a large prepared data set is fast. `keep`: store a new hash."""
-    if not _has_files(source):
-        return content_hash(source)
-    state = _state(source)
-    return str(_cached(cache / HASHES_FILE, state, lambda: content_hash(source), keep, waits))
+    whole = replace(source, max_samples=None)
+    return str(_cached(whole, cache / HASHES_FILE, "", lambda: content_hash(source), keep, waits))
 
 
 def cached_survey(
@@ -45,16 +42,14 @@ def cached_survey(
 ) -> ColumnSurvey:
     """The columns of a source. Reads every row once: 25,000 rows of 300 bytes take 0.2 s. `most`:
     only the first rows, for a stream; `keep`: store the result."""
-    if _has_files(source):
-        state = json.dumps([SURVEY_FORMAT, _state(source), source.max_samples, most])
 
-        def survey() -> dict[str, Any]:
-            return asdict(survey_rows(iterate(source), most))
+    def survey() -> dict[str, Any]:
+        return asdict(survey_rows(iterate(source), most))
 
-        stored = _cached(cache / COLUMNS_MEMORY, state, survey, keep, waits)
-        with contextlib.suppress(TypeError):  # damaged
-            return ColumnSurvey(**stored)
-    return survey_rows(iterate(source), most)
+    stored = _cached(source, cache / COLUMNS_FILE, str(most), survey, keep, waits)
+    with contextlib.suppress(TypeError):  # damaged
+        return ColumnSurvey(**stored)
+    return ColumnSurvey(**survey())
 
 
 def cached_warnings(
@@ -67,21 +62,23 @@ def cached_warnings(
     waits: Waits,
 ) -> list[str]:
     """Warnings about the text of a source. `read_as`: everything else that determines them."""
-    if not _has_files(source):
+    warnings: list[str] = _cached(source, cache / TEXTS_FILE, read_as, make, keep, waits)
+    return warnings
+
+
+def _cached(
+    source: Source, memory: Path, how: str, make: Callable[[], Any], keep: bool, waits: Waits
+) -> Any:
+    """The stored value for a source as its files are, or a new one; one process makes it while
+    others wait."""
+    if source.kind not in ("files", "saved") or not source.files:
         return make()
-    how = hashlib.sha256(read_as.encode("utf-8", "surrogatepass")).hexdigest()
-    state = json.dumps([TEXTS_FORMAT, _state(source), source.max_samples, how])
-    stored = _cached(cache / TEXTS_MEMORY, state, make, keep, waits)
-    sound = isinstance(stored, list) and all(isinstance(text, str) for text in stored)
-    return stored if sound else make()
-
-
-def _has_files(source: Source) -> bool:
-    return source.kind in ("files", "saved") and bool(source.files)
-
-
-def _cached(memory: Path, state: str, make: Callable[[], Any], keep: bool, waits: Waits) -> Any:
-    """The stored value of a state, or a new one; one process makes it while others wait."""
+    stamps = []
+    for path in source.files:
+        status = path.stat()
+        stamps.append([str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino])
+    read_as = [FORMAT, how, stamps, source.format, source.max_chars, source.max_samples]
+    state = hashlib.sha256(json.dumps(read_as).encode("utf-8")).hexdigest()
 
     def stored() -> dict[str, Any]:
         """Empty if damaged or without a hash, since a wrong hash or column would train on the
@@ -102,12 +99,3 @@ def _cached(memory: Path, state: str, make: Callable[[], Any], keep: bool, waits
             with contextlib.suppress(OSError):  # a read-only cache: made again at each start
                 write_hashed(memory, json.dumps(kept, indent=2))
     return known[state]
-
-
-def _state(source: Source) -> str:
-    stamps = []
-    for path in source.files:
-        status = path.stat()
-        stamps.append([str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino])
-    text = json.dumps([stamps, source.format, source.max_chars])
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()

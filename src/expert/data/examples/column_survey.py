@@ -6,10 +6,10 @@ only the first window.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 from expert.data.examples.messages import decoded_messages, is_message, is_messages, is_text_part
 from expert.data.records import BadRow, Row
@@ -68,20 +68,6 @@ class ColumnSurvey:
     file: str = ""
     """The file of the first row, for messages."""
 
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Self:
-        shapes: dict[str, dict[str, int]] = {}
-        count = 0
-        for values in rows:
-            count += 1
-            for name, value in values.items():
-                counts = shapes.get(name)
-                if counts is None:
-                    counts = shapes[name] = {}
-                if shape := shape_of(value):
-                    counts[shape] = counts.get(shape, 0) + 1
-        return cls(shapes, count)
-
     @property
     def names(self) -> list[str]:
         return list(self.shapes)
@@ -113,16 +99,17 @@ class ColumnSurvey:
 
 def survey_rows(rows: Iterable[Row | BadRow], most: int | None = None) -> ColumnSurvey:
     """Survey rows while reading them, at most `most`."""
-    left = iter(rows)
-    file = ""
-
-    def good() -> Iterator[Mapping[str, Any]]:
-        nonlocal file
-        for row in islice(left, most):
-            if isinstance(row, Row):
-                file = file or row.file
-                yield row.values
-
-    survey = ColumnSurvey.of(good())
+    shapes: dict[str, dict[str, int]] = {}
+    count, file, left = 0, "", iter(rows)
+    for row in islice(left, most):
+        if isinstance(row, BadRow):
+            continue
+        count, file = count + 1, file or row.file
+        for name, value in row.values.items():
+            counts = shapes.get(name)
+            if counts is None:
+                counts = shapes[name] = {}
+            if shape := shape_of(value):
+                counts[shape] = counts.get(shape, 0) + 1
     whole = most is None or next(left, None) is None
-    return replace(survey, whole=whole, file=file)
+    return ColumnSurvey(shapes, count, whole, file)

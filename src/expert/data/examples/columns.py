@@ -83,6 +83,7 @@ _PAIRS = (
     ("preferred_output", "non_preferred_output"),
     ("chosen_response", "rejected_response"),
 )
+_MAPPING = "training.dataset.field_mapping"
 _PREFERRED_KEY = f"training.dataset.preference_rows: {PREFERRED}"
 _LABELS = ("label", "kto_tag")
 _OPTIONAL = ("input", "system", "tools")
@@ -150,22 +151,24 @@ class Columns:
         }
         if not named:
             return ""
-        key = "training.dataset.field_mapping"
-        fix = f"to use one, map it in {key}, or copy its text into a column that is used"
+        plain = {name.strip().lower() for name in named}
+        fixes = []
         if self.kind == "text":
-            fix = f"the rows are plain text; {key} with instruction and response gives them answers"
-        for name in named if self.kind != "text" else ():
-            # Words such as pos and neg are classes, which preference_rows does not understand.
-            if name.strip().lower() in _LABELS and seen.holds_only(name, BOOLEAN, NUMBER):
-                fix += f"; if {name} says which answers are good: {_PREFERRED_KEY}"
-        choosing = [name for name in named if name.strip().lower() in SELECTION_COLUMNS]
-        if choosing:
-            rows = f"all rows are trained on whatever {' and '.join(choosing)} may say"
-            chosen = f"{rows}: remove those that should not be"
-            fix = chosen if len(choosing) == len(named) else f"{fix}; {chosen}"
+            fixes.append(f"{_MAPPING} with instruction and response gives plain text its answers")
+        elif not plain <= SELECTION_COLUMNS:
+            fixes.append(
+                f"to use one, map it in {_MAPPING}, or copy its text into a column that is used"
+            )
+        # Words such as pos and neg are classes, which preference_rows does not understand.
+        labels = [n for n in named if n.strip().lower() in _LABELS]
+        if self.kind != "text" and any(seen.holds_only(n, BOOLEAN, NUMBER) for n in labels):
+            fixes.append(f"if {labels[0]} says which answers are good: {_PREFERRED_KEY}")
+        if choosing := [name for name in named if name.strip().lower() in SELECTION_COLUMNS]:
+            doubt = f"all rows are trained on whatever {' and '.join(choosing)} may say"
+            fixes.append(f"{doubt}: remove those that should not be")
         of = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
         listed = ", ".join(f"{name} (filled in {rows:,} of {of})" for name, rows in named.items())
-        return f"columns that are not used: {listed}  ({fix})"
+        return f"columns that are not used: {listed}  ({'; '.join(fixes)})"
 
     def preference_warning(self, preference_rows: str | None) -> str:
         """The warning if the manifest wants preferred answers and no column marks them; else ""."""
@@ -189,35 +192,42 @@ def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Colum
             raise DataError(
                 f"the column {name!r} holds images, video or audio (filled in {rows:,} of "
                 f"{counted(seen.rows, 'row')}); only text is trained on  (choose rows without "
-                "media; where the text alone makes sense, remove the column and the rows that "
-                "refer to it)"
+                "media, or remove the column and the rows that refer to it)"
             )
     requested = _requested_columns(seen, spec.field_mapping, spec.text_field)
+    label, found = "", None
     if "text" in requested:
-        plain = Columns("text", text=requested["text"])
-        _refuse_unused(requested, plain)
-        return plain
-    label = _preferred(seen, requested, spec.preference_rows)
-    found = _messages_columns(seen, requested) or _exchange_or_text_columns(
-        seen, requested, spec.json_values
-    )
+        found = Columns("text", text=requested["text"])
+    else:
+        label = _preferred(seen, requested, spec.preference_rows)
+        found = _messages_columns(seen, requested)
+        found = found or _exchange_or_text_columns(seen, requested, spec.json_values)
     if found is None:
         raise _no_columns_error(seen, known, requested)
-    if found.kind == "text" and {"role", "parent_id"} <= known.keys():
+    if found.kind == "text" and "text" not in requested and {"role", "parent_id"} <= known.keys():
         raise DataError(
             "each row is a single message of a tree of conversations (columns role and parent_id) "
             "and would be trained on alone, requests too  (join the messages of each conversation "
             "into one row with a column messages)"
         )
-    has_messages = False
     if found.kind == "instruction":
         # Tools belong to conversations, also where the answer has its own column.
         parts = (found.instruction, found.response)
         has_messages = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
         offered = _first(TOOL_COLUMNS, known) if has_messages else ""
-        found = replace(found, tools=requested.get("tools") or offered)
-    _refuse_unused(requested, found)
-    return replace(found, label=label, json_values=spec.json_values, has_messages=has_messages)
+        tools = requested.get("tools") or offered
+        found = replace(found, tools=tools, has_messages=has_messages)
+    for part, column in requested.items():
+        if getattr(found, part) != column:
+            read_as = {"text": "plain text", "messages": "conversations"}.get(
+                found.kind, found.kind
+            )
+            raise DataError(
+                f"{_MAPPING}.{part}: {column!r} is not used, since the rows are read as {read_as}  "
+                "(leave it out, or copy its text into a column that is used)"
+            )
+    json_values = spec.json_values and "text" not in requested
+    return replace(found, label=label, json_values=json_values)
 
 
 def part_for_column(name: str) -> str | None:
@@ -237,7 +247,7 @@ def detect_source_columns(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
 
 
 def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) -> str:
-    """For preference pairs, set the response in `asked` to the preferred answers; for labelled
+    """For preference pairs, set the response in `requested` to the preferred answers; for labelled
     answers, return the label column. DataError unless the manifest wants the preferred half."""
     known = _by_lower_name(seen.names)
     pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
@@ -269,9 +279,9 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
     if rows != PREFERRED:
         raise DataError(
             f"the column {label!r} says of each answer whether it is good, and all of them would "
-            "be trained on as good; only supervised fine-tuning is supported  (to train on those "
-            f"where it is true: {_PREFERRED_KEY}, or expert new --preferred; if it means something "
-            f"else: training.dataset.preference_rows: {ALL})"
+            f"be trained on as good  (to train on those where it is true: {_PREFERRED_KEY}, or "
+            "expert new --preferred; if it means something else: "
+            f"training.dataset.preference_rows: {ALL})"
         )
     return label
 
@@ -279,12 +289,8 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
 def _messages_columns(seen: ColumnSurvey, requested: Mapping[str, str]) -> Columns | None:
     """Conversations, in the named column or one with a common name."""
     plain = _by_lower_name(seen.names)
-    requested_apart = (
-        "response" in requested
-        and "messages" not in requested
-        and _first(INSTRUCTION_COLUMNS, plain)
-    )
-    if "instruction" in requested or requested_apart:
+    answers_apart = "response" in requested and "messages" not in requested
+    if "instruction" in requested or (answers_apart and _first(INSTRUCTION_COLUMNS, plain)):
         return None
     for known in ({name: name for name in seen.names}, plain):
         by_name = (known[name] for name in MESSAGE_COLUMNS if name in known)
@@ -313,23 +319,41 @@ def _exchange_or_text_columns(
     usual, wide = (USUAL_REQUESTS, USUAL_ANSWERS), (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
     for readable in (True, False):
         for known, names in ((written, usual), (plain, usual), (plain, wide)):
-            columns = _multi_task_columns(known, requested, seen)
-            if columns:
-                return columns
+            system = requested.get("system") or _first(SYSTEM_COLUMNS, known)
+            if answer := _answer_of_tasks(known, requested, seen):
+                return Columns("multi_task", input=known["input"], response=answer, system=system)
             any_value = json_values or not readable
             kept = {
                 name: column for name, column in known.items() if any_value or seen.readable(column)
             }
-            columns = _instruction_columns(kept, requested, names)
-            if columns is None:
-                continue
-            # Earlier exchanges must be a list: a text named history is not a conversation.
-            history = known.get("history", "")
-            listed = not seen.filled(history) or seen.holds(history, LIST, MESSAGES)
-            if columns.kind == "instruction" and listed:
-                columns = replace(columns, history=history)
-            return columns
+            instruction, response = _exchange_columns(kept, requested, names)
+            if instruction and response:
+                taken = {instruction, response}
+                # Earlier exchanges must be a list: a text named history is not a conversation.
+                history = known.get("history", "")
+                listed = not seen.filled(history) or seen.holds(history, LIST, MESSAGES)
+                return Columns(
+                    "instruction",
+                    instruction=instruction,
+                    input=requested.get("input") or _first(INPUT_COLUMNS, kept, taken),
+                    response=response,
+                    system=requested.get("system") or _first(SYSTEM_COLUMNS, kept),
+                    history=history if listed else "",
+                )
+            if "text" in kept and not requested:
+                return Columns("text", text=kept["text"])
     return None
+
+
+def _answer_of_tasks(
+    known: Mapping[str, str], requested: Mapping[str, str], seen: ColumnSurvey
+) -> str:
+    """The column with the answers of rows of several tasks, whose input is an object; else ""."""
+    response = requested.get("response") or known.get("output", "")
+    if "instruction" in {*known, *requested} or "input" not in known:
+        return ""
+    is_task = "task" in known and "response" not in requested
+    return response if is_task or seen.holds(known["input"], OBJECT) else ""
 
 
 def _by_lower_name(names: Iterable[str]) -> dict[str, str]:
@@ -369,64 +393,15 @@ def _requested_columns(
     whole = {"text": {"messages", "instruction", "response"}, "messages": {"instruction"}}
     if any(part in requested and requested.keys() & excluded for part, excluded in whole.items()):
         raise DataError(
-            "training.dataset.field_mapping: either text, or messages, or instruction and "
-            f"response  ({columns_found(names)})"
+            f"{_MAPPING}: either text, or messages, or instruction and response  "
+            f"({columns_found(names)})"
         )
-    for part, column in requested.items():
-        twice = next((n for n, other in requested.items() if other == column and n != part), None)
-        if twice:
-            fix = "training.dataset.field_mapping.messages is for a column with whole conversations"
-            raise DataError(
-                f"training.dataset.field_mapping: {part} and {twice} are both {column!r}  ({fix})"
-            )
-    return requested
-
-
-def _refuse_unused(requested: Mapping[str, str], found: Columns) -> None:
-    """Refuse a column that the manifest names for a part that rows of this kind do not have."""
-    for part, column in requested.items():
-        if getattr(found, part) == column:
-            continue
-        kinds = {"text": "plain text", "messages": "conversations", "multi_task": "several tasks"}
+    if len(set(requested.values())) < len(requested):
         raise DataError(
-            f"training.dataset.field_mapping.{part}: {column!r} is not used, since the rows are "
-            f"read as {kinds.get(found.kind, 'requests and answers')}  (leave it out, or copy its "
-            "text into a column that is used)"
+            f"{_MAPPING}: two parts are mapped to the same column  ({_MAPPING}.messages is for a "
+            "column with whole conversations)"
         )
-
-
-def _multi_task_columns(
-    known: Mapping[str, str], requested: Mapping[str, str], seen: ColumnSurvey
-) -> Columns | None:
-    """Rows of several tasks, whose input is an object."""
-    response = requested.get("response") or known.get("output", "")
-    if "instruction" in {*known, *requested} or "input" not in known or not response:
-        return None
-    is_task = "task" in known and "response" not in requested
-    if not is_task and not seen.holds(known["input"], OBJECT):
-        return None
-    system = requested.get("system") or _first(SYSTEM_COLUMNS, known)
-    return Columns("multi_task", input=known["input"], response=response, system=system)
-
-
-def _instruction_columns(
-    known: Mapping[str, str],
-    requested: Mapping[str, str],
-    names: tuple[Sequence[str], Sequence[str]],
-) -> Columns | None:
-    """Request and answer, or plain text; None if there is neither."""
-    instruction, response = _exchange_columns(known, requested, names)
-    if instruction and response:
-        return Columns(
-            "instruction",
-            instruction=instruction,
-            input=requested.get("input") or _first(INPUT_COLUMNS, known, {instruction, response}),
-            response=response,
-            system=requested.get("system") or _first(SYSTEM_COLUMNS, known),
-        )
-    if "text" in known and not requested:
-        return Columns("text", text=known["text"])
-    return None
+    return requested
 
 
 def _exchange_columns(
@@ -466,15 +441,15 @@ def _no_columns_error(
         if not column
     ]
     fix = (
-        "name them in training.dataset.field_mapping: instruction and response, or text where the "
-        "rows are already formatted"
+        f"name them in {_MAPPING}: instruction and response, or text where the rows are already "
+        "formatted"
     )
     conversations = (name for name in names if seen.holds(name, MESSAGES, CONVERSATION))
     by_name = next((known[name] for name in MESSAGE_COLUMNS if name in known), None)
     if by_name:
         fix = f"the column {by_name!r} holds no messages: it needs a list of them, or its JSON text"
     elif column := next(conversations, ""):
-        fix = f"training.dataset.field_mapping.messages: {column} reads its conversations"
+        fix = f"{_MAPPING}.messages: {column} reads its conversations"
     return DataError(f"{' and '.join(missing)}; {columns_found(names)}  ({fix})")
 
 

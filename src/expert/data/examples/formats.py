@@ -1,4 +1,4 @@
-"""Parses rows of all supported formats into examples."""
+"""One function for each shape of rows, from the columns of a row to an example."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from expert.manifest.schema.message_names import Role
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500
-CHATML_START = "<|im_start|>"
-CHATML_END = "<|im_end|>"
-LEGACY_END = "<|end|>"
 END_OF_TEXT = "<|endoftext|>"
 
-_LEGACY_TAG = re.compile(r"<\|(system|user|assistant|end)\|>")
-_LEGACY_BEGINNING = re.compile(r"\s*<\|(?:system|user|assistant)\|>")
+# Turns in text, and what they begin with: ChatML, and the older <|user|>…<|end|>.
+_CHATML_TURN = re.compile(
+    r"<\|im_start\|>[ \t]*(\w+)[ \t]*(?:\r\n|\n|\r)(.*?)<\|im_end\|>", re.DOTALL
+)
+_TAGGED_TURN = re.compile(r"<\|(system|user|assistant)\|>(.*?)<\|end\|>", re.DOTALL)
+_CHATML_START = re.compile(r"\s*<\|im_start\|>")
+_TAG_START = re.compile(r"\s*<\|(?:system|user|assistant)\|>")
 _ANY_MARKER = re.compile(r"<\|(?:im_start|im_end|system|user|assistant|end)\|>")
-_ROLE_LINE = re.compile(r"[ \t]*(\w+)[ \t]*(?:\r\n|\n|\r)")
-_SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|User|Assistant|System): ?")
 _EDGES = re.compile(r"\A(?:\r\n|\n|\r)|(?:\r\n|\n|\r)\Z")
+_SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|User|Assistant|System): ?")
 _SHOWN_CHARACTERS = 40
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 Values = Mapping[str, Any]
@@ -48,36 +49,48 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
     try:
         if columns.label and not _is_preferred(row.values.get(columns.label), columns.label):
             return Dropped(f"{columns.label} is false")
-        return _READERS[columns.kind](row.values, columns)
+        return _SHAPES[columns.kind](row.values, columns)
     except RowError as fault:
         raw = json.dumps(dict(row.values), ensure_ascii=False, default=str)[:RAW_CHARACTERS]
         return BadRow(row.file, row.line, str(fault), raw=raw)
 
 
 def _is_preferred(value: Any, column: str) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lower() in _TRUTHS:
-        return _TRUTHS[value.strip().lower()]
-    if isinstance(value, int | float) and value in (0, 1):
-        return bool(value)
-    raise RowError(f"column {column!r}: {value!r} is neither true nor false")
+    known = _TRUTHS.get(value.strip().lower()) if isinstance(value, str) else value
+    if known not in (0, 1):
+        raise RowError(f"column {column!r}: {value!r} is neither true nor false")
+    return bool(known)
 
 
 # --- a request and an answer ---------------------------------------------------------------------
 
 
-def _instruction_example(values: Values, columns: Columns) -> Example:
-    request = values.get(columns.instruction)
-    answer = values.get(columns.response)
-    asked, answered = _messages_in(request), _messages_in(answer)
-    if asked is not None or answered is not None:
-        return _prompt_completion_example(values, columns, asked, answered)
-    if type(answer) is not str:
-        answer = _required_text(values, columns.response, columns)
+def _exchange(values: Values, columns: Columns) -> Example:
+    """A request and an answer, each a text or messages."""
+    asked = _messages_in(values.get(columns.instruction))
+    answered = _messages_in(values.get(columns.response))
+    if asked is None and answered is None:
+        return _exchange_of_texts(values, columns)
+    before = _turns_or_text(values, columns.instruction, "user", asked, columns)
+    after = _turns_or_text(values, columns.response, "assistant", answered, columns)
+    if after[-1].role != "assistant":
+        raise RowError(f"column {columns.response!r}: the last message is not an answer")
+    turns = _join_turns(before, after, columns.instruction, columns.response)
+    if _optional_text(values, columns.input, columns):
+        raise RowError(
+            f"column {columns.input!r}: it cannot be put into a conversation  (write it into the "
+            "message it belongs to)"
+        )
+    return conversation(
+        turns, _optional_text(values, columns.system, columns), _offered(values, columns)
+    )
+
+
+def _exchange_of_texts(values: Values, columns: Columns) -> Example:
+    """A request with its input, and the answer to it."""
+    answer = _required_text(values, columns.response, columns)
     _refuse_empty(answer, columns.response, "the answer is empty")
-    if type(request) is not str:
-        request = _required_text(values, columns.instruction, columns)
+    request = _required_text(values, columns.instruction, columns)
     material = _optional_text(values, columns.input, columns)
     if material and (not request or request.isspace()):
         request = material
@@ -90,11 +103,11 @@ def _instruction_example(values: Values, columns: Columns) -> Example:
     _refuse_empty(request, columns.instruction, "the request is empty")
     system = _optional_text(values, columns.system, columns)
     offered = _offered(values, columns)
-    if offered or (columns.history and values.get(columns.history)):
-        said = _history(values.get(columns.history) or [], columns.history)
-        turns = [*said, Turn("user", request), Turn("assistant", answer)]
-        return conversation(turns, system, offered)
-    return _exchange(system, request, answer)
+    turns = [Turn("user", request), Turn("assistant", answer)]
+    said = values.get(columns.history) if columns.history else None
+    if offered or said:
+        return conversation([*_history(said or [], columns.history), *turns], system, offered)
+    return Example((Turn("system", system), *turns) if system else tuple(turns))
 
 
 def _offered(values: Values, columns: Columns) -> str:
@@ -130,29 +143,6 @@ def _history(pairs: Any, column: str) -> list[Turn]:
     return turns
 
 
-def _exchange(system: str, request: str, answer: str) -> Example:
-    turns = (Turn("user", request), Turn("assistant", answer))
-    return Example((Turn("system", system), *turns)) if system else Example(turns)
-
-
-def _prompt_completion_example(
-    values: Values, columns: Columns, asked: Sequence[Any] | None, answered: Sequence[Any] | None
-) -> Example:
-    """A request and an answer, at least one of which is a list of messages."""
-    before = _turns_or_text(values, columns.instruction, "user", asked, columns)
-    after = _turns_or_text(values, columns.response, "assistant", answered, columns)
-    if after[-1].role != "assistant":
-        raise RowError(f"column {columns.response!r}: the last message is not an answer")
-    system = _optional_text(values, columns.system, columns)
-    turns = _join_turns(before, after, columns.instruction, columns.response)
-    if _optional_text(values, columns.input, columns):
-        raise RowError(
-            f"column {columns.input!r}: it cannot be put into a conversation  (write it into the "
-            "message it belongs to)"
-        )
-    return conversation(turns, system, _offered(values, columns))
-
-
 def _turns_or_text(
     values: Values, column: str, role: Role, messages: Sequence[Any] | None, columns: Columns
 ) -> list[Turn]:
@@ -186,62 +176,47 @@ def _join_turns(
 # --- conversations, texts and tasks --------------------------------------------------------------
 
 
-def _messages_example(values: Values, columns: Columns) -> Example:
-    value = values.get(columns.messages)
+def _conversation(values: Values, columns: Columns) -> Example:
+    value, column = values.get(columns.messages), columns.messages
     tools = values.get(columns.tools) if columns.tools else None
     if isinstance(value, Mapping) and is_messages(value.get("messages")):
         tools = value.get("tools") if tools is None else tools
         value = value["messages"]
-    turns = _turns_of(value, values, columns)
+    if isinstance(value, str):
+        turns = _turns_in_text(value, columns)
+    else:
+        turns = turns_in(value, column) if isinstance(value, list | tuple) else None
+    if turns is None:
+        raise _wrong_value(values, column, "messages")
     if columns.response:
         answer = values.get(columns.response)
         said = decoded_messages(answer) if isinstance(answer, str) else _messages_in(answer)
         after = _turns_or_text(values, columns.response, "assistant", said, columns)
-        turns = _join_turns(turns, after, columns.messages, columns.response)
-    offered = tools_of(tools, columns.tools or columns.messages) if tools is not None else ""
+        turns = _join_turns(turns, after, column, columns.response)
+    offered = tools_of(tools, columns.tools or column) if tools is not None else ""
     return conversation(turns, _optional_text(values, columns.system, columns), offered)
 
 
-def _turns_of(value: Any, values: Values, columns: Columns) -> list[Turn]:
-    """The turns of a conversation: a list of messages, its JSON text, or a transcript. Plain text
-    is a request if the answer has its own column."""
-    column = columns.messages
-    if isinstance(value, str):
-        messages = decoded_messages(value)
-        if messages is not None:
-            return turns_in(messages, column)
-        marked = _marked_turns(value) or _transcript_turns(value)
-        if marked:
-            return [Turn(_marked_role(name), text) for name, text in marked]
-        if columns.response:
-            return [Turn("user", value)]
-    if not isinstance(value, list | tuple):
-        raise _wrong_value(values, column, "messages")
-    return turns_in(value, column)
+def _turns_in_text(text: str, columns: Columns) -> list[Turn] | None:
+    """The turns of messages as JSON text, or of a transcript; None for other text. It is a request
+    if the answer has its own column."""
+    messages = decoded_messages(text)
+    if messages is not None:
+        return turns_in(messages, columns.messages)
+    marked = _marked_turns(text) or _transcript_turns(text)
+    return marked or ([Turn("user", text)] if columns.response else None)
 
 
-def _text_example(values: Values, columns: Columns) -> Example:
+def _plain_text(values: Values, columns: Columns) -> Example:
     text = values.get(columns.text)
     if type(text) is not str:
         raise _wrong_value(values, columns.text, "text")
     _refuse_empty(text, columns.text, "the text is empty")
     marked = _marked_turns(text)
-    if marked is None:
-        return Example(text=text)
-    return conversation(Turn(_marked_role(name), body) for name, body in marked)
+    return Example(text=text) if marked is None else conversation(marked)
 
 
-def _marked_role(name: str) -> Role:
-    role = known_role(name)
-    if role == "tool" or name == "function_call":
-        raise RowError(
-            "tools in marked text are not understood  (write such rows as messages, with "
-            "tool_calls and the role tool)"
-        )
-    return role
-
-
-def _multi_task_example(values: Values, columns: Columns) -> Example:
+def _task(values: Values, columns: Columns) -> Example:
     """Inputs of tasks have several parts; those that are not text become JSON."""
     columns = replace(columns, json_values=True)
     answer = _required_text(values, columns.response, columns)
@@ -257,71 +232,73 @@ def _multi_task_example(values: Values, columns: Columns) -> Example:
     else:
         request = _required_text(values, columns.input, columns)
     _refuse_empty(request, columns.input, "the request is empty")
-    return _exchange(_optional_text(values, columns.system, columns), request, answer)
+    turns = (Turn("user", request), Turn("assistant", answer))
+    system = _optional_text(values, columns.system, columns)
+    return Example((Turn("system", system), *turns) if system else turns)
+
+
+_SHAPES: dict[Kind, Callable[[Values, Columns], Example]] = {
+    "instruction": _exchange,
+    "messages": _conversation,
+    "text": _plain_text,
+    "multi_task": _task,
+}
 
 
 # --- text with turn markers -----------------------------------------------------------------------
 
 
-def _marked_turns(text: str) -> list[tuple[str, str]] | None:
-    """(role, text) of every turn; None for plain text without markers."""
+def _marked_turns(text: str) -> list[Turn] | None:
+    """The turns of marked text; None for plain text without markers."""
     if "<|" not in text:
         return None
-    if text.lstrip().startswith(CHATML_START):
-        return _chatml_turns(text)
-    if _LEGACY_BEGINNING.match(text):
-        return _legacy_turns(text)
-    marker = _ANY_MARKER.search(text)
-    if marker is None:
+    if _CHATML_START.match(text):
+        turn, start = _CHATML_TURN, _CHATML_START
+    elif _TAG_START.match(text):
+        turn, start = _TAGGED_TURN, _TAG_START
+    elif marker := _ANY_MARKER.search(text):
+        raise RowError(f"the text has turn markers ({marker[0]}) but does not begin with one")
+    else:
         return None
-    raise RowError(f"the text has turn markers ({marker[0]}) but does not begin with one")
+    turns: list[Turn] = []
+    place = 0
+    for found in turn.finditer(text):
+        _refuse_outside(text[place : found.start()])
+        role, body = found.groups()
+        if start.search(body):
+            raise RowError(f"turn {len(turns) + 1} ({role}): its end marker is missing")
+        # In the older form, one line break on either side belongs to the marker.
+        turns.append(_turn_of(role, _EDGES.sub("", body) if turn is _TAGGED_TURN else body))
+        place = found.end()
+    _refuse_outside(text[place:])
+    return turns
 
 
-def _transcript_turns(text: str) -> list[tuple[str, str]] | None:
-    """(role, text) of a conversation written as "Human: … Assistant: …", separated by blank lines;
+def _refuse_outside(gap: str) -> None:
+    """Allow only blanks or an end of text between and after turns."""
+    left = gap.strip()
+    if left and left != END_OF_TEXT:
+        raise RowError(f"text outside the turns: {left[:_SHOWN_CHARACTERS]!r}")
+
+
+def _transcript_turns(text: str) -> list[Turn] | None:
+    """The turns of a conversation written as "Human: … Assistant: …", separated by blank lines;
     None for other text."""
     parts = _SPEAKER.split(text)
     if len(parts) < 3 or parts[0].strip():
         return None
     turns = zip(parts[1::2], parts[2::2], strict=True)
-    return [(name.lower(), said.strip("\n")) for name, said in turns]
+    return [_turn_of(name.lower(), said.strip("\n")) for name, said in turns]
 
 
-def _chatml_turns(text: str) -> list[tuple[str, str]]:
-    turns = []
-    for number, part in enumerate(text.split(CHATML_START)[1:], 1):
-        line = _ROLE_LINE.match(part)
-        if line is None:
-            raise RowError(f"ChatML turn {number}: no role and line break after {CHATML_START}")
-        body, end, rest = part[line.end() :].partition(CHATML_END)
-        if not end:
-            raise RowError(f"ChatML turn {number}: {CHATML_END} is missing")
-        _nothing_outside(rest)
-        turns.append((line[1], body))
-    return turns
-
-
-def _legacy_turns(text: str) -> list[tuple[str, str]]:
-    turns: list[tuple[str, str]] = []
-    # [before, tag, text, tag, text, …]: every second text is between two turns.
-    parts = _LEGACY_TAG.split(text)
-    for at in range(1, len(parts), 4):
-        role, body = parts[at], parts[at + 1]
-        if role == "end":
-            raise RowError(f"{LEGACY_END} without a turn before it")
-        if parts[at + 2 : at + 3] != ["end"]:
-            raise RowError(f"turn {len(turns) + 1} (<|{role}|>): {LEGACY_END} is missing")
-        _nothing_outside(parts[at + 3])
-        # One line break on either side belongs to the marker.
-        turns.append((role, _EDGES.sub("", body)))
-    return turns
-
-
-def _nothing_outside(gap: str) -> None:
-    """Allow only blanks or an end of text between and after turns."""
-    left = gap.strip()
-    if left and left != END_OF_TEXT:
-        raise RowError(f"text outside the turns: {left[:_SHOWN_CHARACTERS]!r}")
+def _turn_of(name: str, text: str) -> Turn:
+    role = known_role(name)
+    if role == "tool" or name == "function_call":
+        raise RowError(
+            "tools in marked text are not understood  (write such rows as messages, with "
+            "tool_calls and the role tool)"
+        )
+    return Turn(role, text)
 
 
 # --- values as text ------------------------------------------------------------------------------
@@ -348,8 +325,9 @@ def _optional_text(values: Values, column: str, columns: Columns) -> str:
     list."""
     value = values.get(column) if column else None
     is_nan = type(value) is float and math.isnan(value)  # an empty cell of a table of numbers
-    empty = value is None or is_nan or (value in ([], {}) and not columns.json_values)
-    text = "" if empty else _as_text(value, column, columns)
+    if value is None or is_nan or (value in ([], {}) and not columns.json_values):
+        return ""
+    text = _as_text(value, column, columns)
     return "" if text.isspace() else text
 
 
@@ -357,40 +335,24 @@ def _as_text(value: Any, column: str, columns: Columns) -> str:
     """Text as it is, numbers as JSON, text parts joined; lists and objects as JSON if allowed."""
     if type(value) is str:
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return _as_json(value, column)
-    if is_text_part(value):
-        return text_of_part(value, f"column {column!r}")
+    is_list = isinstance(value, list | tuple)
+    if is_text_part(value) or (is_list and value and all(map(is_text_part, value))):
+        parts = value if is_list else [value]
+        return "".join(text_of_part(part, f"column {column!r}") for part in parts)
+    held = f"column {column!r} holds {describe_type(value)}, not text"
+    if isinstance(value, bool):
+        raise RowError(f"{held}; write what the model is to answer in words")
     if _messages_in(value) is not None:
         raise RowError(
             f"column {column!r} holds messages, not text  (training.dataset.field_mapping.messages "
             "names a column with whole conversations)"
         )
-    if isinstance(value, list | tuple) and value and all(map(is_text_part, value)):
-        return "".join(text_of_part(part, f"column {column!r}") for part in value)
-    held = f"column {column!r} holds {describe_type(value)}, not text"
-    if isinstance(value, bool):
-        raise RowError(f"{held}; write what the model is to answer in words")
-    if not isinstance(value, dict | list | tuple):
-        raise RowError(held)
-    if not columns.json_values:
+    if isinstance(value, dict | list | tuple) and not columns.json_values:
         raise RowError(
             f"{held}  (name another column in training.dataset.field_mapping; to train on it as "
             "JSON text: training.dataset.json_values: true)"
         )
-    return _as_json(value, column)
-
-
-def _as_json(value: Any, column: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError):
-        raise RowError(f"column {column!r} holds {describe_type(value)}, not text") from None
-
-
-_READERS: dict[Kind, Callable[[Values, Columns], Example]] = {
-    "instruction": _instruction_example,
-    "messages": _messages_example,
-    "text": _text_example,
-    "multi_task": _multi_task_example,
-}
+        raise RowError(held) from None

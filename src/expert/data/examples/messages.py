@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,16 +53,11 @@ def has_other_system_text(messages: Any, system: Any) -> bool:
     first: Mapping[str, Any] = next(iter(messages_in(messages)), {})
     if not system or ROLES.get(first.get("role", first.get("from")) or "") != "system":
         return False
-    own, column = (_text_of(each) for each in (first.get("content", first.get("value")), system))
-    return bool(own.strip()) and own != column
-
-
-def _text_of(content: Any) -> str:
-    """The text of a content or its parts; "" if it has none, or is not understood."""
-    try:
-        return content if isinstance(content, str) else _joined(content, "")
-    except RowError:
-        return ""
+    own = first.get("content", first.get("value"))
+    with contextlib.suppress(RowError):  # a content that is not understood is a bad row
+        text = own if isinstance(own, str) else _joined(own, "")
+        return bool(text.strip()) and text != system
+    return False
 
 
 def is_message(value: Any) -> bool:
@@ -159,14 +155,9 @@ def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
         text = value.strip() if isinstance(value, str) else value
         if field not in UNSUPPORTED_FIELDS or text in (None, "", [], {}, "[]", "{}", "null"):
             continue
-        if field in TOOL_COLUMNS:
-            raise RowError(
-                f"{where}: the field {field!r} of a message is not read: the model would not be "
-                "told of these tools  (put them into a column of the row, beside the messages)"
-            )
         raise RowError(
-            f"{where}: the field {field!r} is not understood; only text is trained on, and "
-            "weight or train choose the answers  (remove it from the rows)"
+            f"{where}: the field {field!r} of a message is not understood  (only text is trained "
+            "on, weight or train choose the answers, and tools are a column beside the messages)"
         )
 
 
@@ -175,8 +166,7 @@ def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     flags = {name: message[name] for name in TRAIN_FIELDS if message.get(name) is not None}
     for name, value in flags.items():
         if isinstance(value, str) or value not in (0, 1):
-            allowed = "true or false" if name in TRAIN_FLAGS else "1, or 0 to leave the answer out"
-            raise RowError(f"{where}: {name} {value!r}; allowed: {allowed}")
+            raise RowError(f"{where}: {name} {value!r}; allowed: 1 or true, 0 or false")
     if len(set(map(bool, flags.values()))) > 1:
         both = ", ".join(f"{name} {value!r}" for name, value in flags.items())
         raise RowError(f"{where}: {both} contradict each other")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from expert.core.text import counted, some_of
-from expert.data.examples.messages import decoded_messages
+from expert.data.examples.columns import Columns
+from expert.data.examples.messages import decoded_messages, has_other_system_text
 from expert.data.examples.tools import has_nulls, has_tools, left_out, tool_names
 from expert.data.records import Example, Segment
 from expert.manifest.schema.message_names import ROLES
@@ -50,6 +52,10 @@ _ONE_TURN = (
     "a request that ends as a conversation does (Human: … Assistant:): the model sees it as one "
     "turn; write it as messages"
 )
+_AS_TEXT = (
+    "plain text written as a conversation (User: … Assistant: …): the requests are trained on like "
+    "the answers; rows with messages, or with a request and an answer, train on answers"
+)
 _AS_JSON = (
     "messages written as JSON text, which is trained on as text: write them as lists, or map the "
     "column as messages"
@@ -84,6 +90,9 @@ def leftover_markers(example: Example) -> list[str]:
 def _doubts_about(example: Example) -> Iterator[str]:
     """What is odd about an example, independent of the template."""
     turns = example.turns
+    asked, answered = (example.text.find(speaker) for speaker in _IN_ONE_LINE)
+    if _TRANSCRIPT.match(example.text) or 0 <= asked < answered:
+        yield _AS_TEXT
     if any(_MISREAD.search(text) for text in (example.text, *(turn.text for turn in turns))):
         yield _WRONG_ENCODING
     requests = [turn.text for turn in turns if turn.role == "user"]
@@ -113,6 +122,16 @@ def _is_conversation(text: str) -> bool:
     return bool(found) and all(str(each.get("role", each.get("from"))) in ROLES for each in found)
 
 
+def overruled_system(values: Mapping[str, Any], columns: Columns) -> list[str]:
+    """The warning about a system column that is ignored in a row with a system text of its own."""
+    if not columns.system:
+        return []
+    talk = values.get(columns.messages or columns.instruction)
+    if not has_other_system_text(talk, values.get(columns.system)):
+        return []
+    return [f"{columns.system!r} ignored, since the messages begin with their own system text"]
+
+
 @dataclass
 class _Found:
     """How many examples have one kind of problem, and where the first of them are."""
@@ -125,37 +144,30 @@ class _Found:
         if len(self.places) < SHOWN_PLACES:
             self.places.append(place)
 
-    @property
-    def where(self) -> str:
-        return ", ".join(self.places)
-
 
 @dataclass
 class TextWarnings:
     """What the texts of some examples have that they should not, or lose."""
 
     remnants: dict[str, _Found] = field(default_factory=dict)
-    transcripts: int = 0
-    """Plain texts that are conversations."""
-    lost: dict[str, _Found] = field(default_factory=dict)
+    doubts: dict[str, _Found] = field(default_factory=dict)
     """Other doubts, and what the template leaves out."""
     examples: int = 0
 
-    def note(self, example: Example, segments: Sequence[Segment], place: str) -> None:
-        """Note an example; `segments` is how the model sees it."""
+    def note(
+        self, example: Example, segments: Sequence[Segment], place: str, more: Sequence[str] = ()
+    ) -> None:
+        """Note an example; `segments` is how the model sees it, `more` what else is odd."""
         self.examples += 1
-        asked, answered = (example.text.find(speaker) for speaker in _IN_ONE_LINE)
-        self.transcripts += bool(_TRANSCRIPT.match(example.text)) or 0 <= asked < answered
         for marker in leftover_markers(example):
             self.remnants.setdefault(marker, _Found()).note(place)
-        for doubt in _doubts_about(example):
-            self.lost.setdefault(doubt, _Found()).note(place)
-        if len(example.turns) < 3 and not has_tools(example):
-            return  # every template renders a request and an answer
-        missing = sorted(left_out(example, "".join(segment.text for segment in segments)))
-        kinds = [f"{kind}, {_LEFT_OUT}" for kind in missing]
-        for kind in [*kinds, _NULLS] if has_nulls(example) else kinds:
-            self.lost.setdefault(kind, _Found()).note(place)
+        doubts = [*_doubts_about(example), *more]
+        if len(example.turns) > 2 or has_tools(example):  # all render a request and an answer
+            missing = left_out(example, "".join(segment.text for segment in segments))
+            doubts += [f"{kind}, {_LEFT_OUT}" for kind in sorted(missing)]
+            doubts += [_NULLS] if has_nulls(example) else []
+        for doubt in doubts:
+            self.doubts.setdefault(doubt, _Found()).note(place)
 
     def lines(self, name: str, first: int | None = None) -> list[str]:
         """One line for each kind. `first`: how many examples were looked at, if not all."""
@@ -164,27 +176,21 @@ class TextWarnings:
             of_first = f"{count:,} of the first {counted(first or 0, 'example')}"
             return counted(count, "example") if first is None else of_first
 
-        lines = []
         together: dict[tuple[str, int, str], list[str]] = {}  # markers of the same rows
         for marker, found in sorted(self.remnants.items(), key=lambda each: -each[1].count):
             if marker.rstrip(".") in _WORDS and 20 * found.count < self.examples:
                 continue  # an input may be the word
             kind = "template remnant" if _MARKER.fullmatch(marker) else "placeholder"
-            together.setdefault((kind, found.count, found.where), []).append(marker)
-        groups = list(together.items())
-        for (kind, count, where), markers in groups[:SHOWN_KINDS]:
-            shown = some_of(markers, SHOWN_PLACES)
-            lines.append(f"{name}: {kind} {shown} in {number(count)}: {where}")
-        if rest := sum(len(markers) for _, markers in groups[SHOWN_KINDS:]):
-            lines.append(f"{name}: {rest} more such markers")
-        if self.transcripts:
-            lines.append(
-                f"{name}: {number(self.transcripts)} of plain text written as a "
-                "conversation (User: … Assistant: …): the requests are trained on like the "
-                "answers; rows with messages, or with a request and an answer, train on answers"
-            )
-        for kind, found in self.lost.items():
-            if kind == _REPEATED and 2 * found.count < self.examples:
+            key = (kind, found.count, ", ".join(found.places))
+            together.setdefault(key, []).append(marker)
+        lines = [
+            f"{name}: {kind} {some_of(markers, SHOWN_PLACES)} in {number(count)}: {where}"
+            for (kind, count, where), markers in together.items()
+        ]
+        if more := len(lines[SHOWN_KINDS:]):
+            lines[SHOWN_KINDS:] = [f"{name}: {more} more kinds of such markers"]
+        for doubt, found in self.doubts.items():
+            if doubt == _REPEATED and 2 * found.count < self.examples:
                 continue  # some answers begin with the question
-            lines.append(f"{name}: {number(found.count)} with {kind}: {found.where}")
+            lines.append(f"{name}: {number(found.count)} with {doubt}: {', '.join(found.places)}")
         return lines

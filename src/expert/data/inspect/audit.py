@@ -22,9 +22,8 @@ from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys
 from expert.data.tokens.statistics import percentiles
 
-SHOWN_ROWS = 100
+SHOWN_ROWS = 20
 SHOWN_PAIRS = 5
-SHOWN_OF_A_KIND = 5
 SHOWN_KINDS = 20
 
 # How an example occurs in another split, worst first.
@@ -55,9 +54,8 @@ def near_key(example: Example) -> int:
 
 
 def is_empty_answer(bad: BadRow, response_column: str) -> bool:
-    if response_column and bad.reason == f"column {response_column!r} is null":
-        return True
-    return bool(_EMPTY_ANSWER.search(bad.reason))
+    is_null = bool(response_column) and bad.reason == f"column {response_column!r} is null"
+    return is_null or bool(_EMPTY_ANSWER.search(bad.reason))
 
 
 def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
@@ -130,8 +128,7 @@ class ExampleCollector:
         whole, prompt = np.zeros((2, 0), np.uint64)
         if self._keys:
             prompt, whole = RowKeys.joined(self._keys)
-        near = np.frombuffer(self._near.tobytes(), np.uint64)
-        places = [np.frombuffer(column.tobytes(), np.int32) for column in self._places]
+        near, *places = (np.asarray(column) for column in (self._near, *self._places))
         empty = [np.zeros(0, np.int32)] * 3
         numbers = [np.concatenate(c) for c in zip(empty, *self._tokens, strict=True)]
         near = np.where(near == 0, whole, near)
@@ -207,37 +204,14 @@ def length_summary(
 
 
 @dataclass
-class KindOfBadRows:
-    """Rows that are bad for one reason: how many, the first messages, and the lines of others."""
-
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
-
-    def note(self, bad: BadRow) -> None:
-        self.count += 1
-        if len(self.first) < SHOWN_OF_A_KIND:
-            self.first.append(str(bad))
-        elif len(self.places) < SHOWN_ROWS:
-            self.places.append(str(abs(bad.line)))
-
-    def lines(self) -> list[str]:
-        more = self.count - len(self.first)
-        rest = ", …" if more > len(self.places) else ""
-        others = f"… and {more:,} more of this kind, at {', '.join(self.places)}{rest}"
-        return [*self.first, *([others] if more else [])]
-
-
-@dataclass
 class SplitReport:
     """The counts and findings of a split."""
 
     name: str
     rows: int = 0
     bad_rows: int = 0
-    first_bad_rows: list[str] = field(default_factory=list)
-    kinds_of_bad_rows: dict[str, KindOfBadRows] = field(default_factory=dict)
-    """By reason, with the parts that vary between rows removed."""
+    kinds_of_bad_rows: dict[str, list[str]] = field(default_factory=dict)
+    """The first bad rows by reason, with the parts that vary between rows removed."""
     dropped: dict[str, int] = field(default_factory=dict)
     empty_answers: int = 0
     texts: TextWarnings = field(default_factory=TextWarnings)
@@ -252,16 +226,15 @@ class SplitReport:
     def note_bad(self, bad: BadRow, response_column: str) -> None:
         self.bad_rows += 1
         self.empty_answers += is_empty_answer(bad, response_column)
-        if len(self.first_bad_rows) < SHOWN_ROWS:
-            self.first_bad_rows.append(str(bad))
-        kind = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), KindOfBadRows())
-        kind.note(bad)
+        same = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), [])
+        if len(same) < SHOWN_ROWS:
+            same.append(str(bad))
 
     def bad_row_lines(self) -> list[str]:
-        """Bad rows for display: every kind with its first rows, the most frequent kind first."""
-        kinds = sorted(self.kinds_of_bad_rows.values(), key=lambda kind: -kind.count)
-        lines = [line for kind in kinds[:SHOWN_KINDS] for line in kind.lines()]
-        rest = sum(kind.count for kind in kinds[SHOWN_KINDS:])
+        """Bad rows for display: the first rows of every kind, the most frequent kind first."""
+        kinds = sorted(self.kinds_of_bad_rows.values(), key=len, reverse=True)[:SHOWN_KINDS]
+        lines = [line for same in kinds for line in same[: max(1, SHOWN_ROWS // len(kinds))]]
+        rest = self.bad_rows - len(lines)
         return [*lines, *([f"… and {rest:,} more"] if rest else [])]
 
     def warnings(self) -> list[str]:
@@ -283,5 +256,4 @@ class SplitReport:
                 f"{self.name}: {counted(over, 'example')} longer than max_seq_length: {lost:,} "
                 f"tokens ({share:.1%}) are lost"
             )
-        warnings += [self.not_learnt] if self.not_learnt else []
-        return warnings
+        return [*warnings, *([self.not_learnt] if self.not_learnt else [])]

@@ -13,7 +13,8 @@ import numpy as np
 from expert.core.text import counted, some_of
 from expert.data.examples.columns import Columns
 from expert.data.examples.formats import example_of
-from expert.data.examples.messages import has_other_system_text, messages_in, unused_fields
+from expert.data.examples.messages import messages_in, unused_fields
+from expert.data.examples.text_warnings import overruled_system
 from expert.data.inspect.audit import (
     ExampleCollector,
     ExampleTable,
@@ -31,7 +32,6 @@ from expert.data.pipeline import (
     Tell,
     reader_for,
     source_column_remarks,
-    system_overruled,
 )
 from expert.data.read.folders import unread_files
 from expert.data.read.rows import unusual_separator
@@ -80,15 +80,13 @@ def check_rows(line: DataPipeline, name: str, show: RowsToShow, tell: Tell) -> D
     report = DatasetReport(name, template, line.plan.data.max_seq_length)
     report.notes += line.chosen.notes()
     report.doubts += [remark.text for remark in line.chosen.remarks]
-    _Checker(line, report, RowPicker(show), tell).check()
+    _Checker(line, report, show, tell).check()
     return report
 
 
 class _Checker:
-    def __init__(
-        self, line: DataPipeline, report: DatasetReport, picker: RowPicker, tell: Tell
-    ) -> None:
-        self.line, self.report, self.picker, self.tell = line, report, picker, tell
+    def __init__(self, line: DataPipeline, report: DatasetReport, show: RowsToShow, tell: Tell):
+        self.line, self.report, self.picker, self.tell = line, report, RowPicker(show), tell
         data = line.plan.data
         whole = line.template is None or data.packing == "concat"
         self.room = None if whole else data.max_seq_length - line.plan.soft_tokens
@@ -158,7 +156,8 @@ class _Checker:
     def _read_source(self, split: SplitReport, source: Source, collector: ExampleCollector) -> int:
         reading = reader_for(self.line, source)
         self._note(split.name, source, reading)
-        response = reading.columns.response if reading.columns else ""
+        columns = reading.columns
+        response = columns.response if columns else ""
         waiting: list[tuple[Row, Any]] = []
         characters = bad_rows = examples = trained = 0
         for row, outcome in reading.formatted():
@@ -171,11 +170,12 @@ class _Checker:
                 split.dropped[outcome.reason] = split.dropped.get(outcome.reason, 0) + 1
             else:
                 assert isinstance(row, Row), "only a row has segments"
-                example = self._example(row, source, reading.columns)
+                example = self._example(row, source, columns)
                 collector.add(example, row.file, row.line)
                 examples += 1
                 if example is not None:
-                    split.texts.note(example, outcome, row.place)
+                    more = overruled_system(row.values, columns) if columns else []
+                    split.texts.note(example, outcome, row.place, more)
                 waiting.append((row, outcome))
                 characters += sum(len(segment.text) for segment in outcome)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
@@ -224,17 +224,13 @@ class _Checker:
             doubts = source_column_remarks(self.line, source, columns, seen)
             self.report.doubts += [remark.text for remark in doubts]
             notes.append(f"{source.name}: {columns.as_text(seen)}")
-            talking = [columns.messages] if columns.messages else []
-            talking += [columns.instruction] if columns.has_messages else []
-            talking += [columns.response] if talking and columns.response else []
-            first = islice(reading.rows(), FIELD_SEARCH_ROWS if talking else 0)
-            rows = [row.values for row in first if isinstance(row, Row)]
-            conversations = (messages_in(row.get(column)) for row in rows for column in talking)
-            fields = dict.fromkeys(name for each in conversations for name in unused_fields(each))
-            if any(
-                has_other_system_text(row.get(talking[0]), row.get(columns.system)) for row in rows
-            ):
-                self.report.doubts.append(system_overruled(source.name, columns.system))
+            has_messages = bool(columns.messages) or columns.has_messages
+            talking = (columns.messages, columns.instruction, columns.response)
+            fields: dict[str, None] = {}
+            for row in islice(reading.rows(), FIELD_SEARCH_ROWS if has_messages else 0):
+                values = row.values if isinstance(row, Row) else {}
+                for column in talking:
+                    fields |= dict.fromkeys(unused_fields(messages_in(values.get(column))))
             if fields:
                 notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
         folder = local_path(source.name, self.line.folder)

@@ -73,15 +73,9 @@ class SharedRows:
 def find_shared(
     split: str, own: SplitRows, train: SplitRows, trained: NDArray[np.integer[Any]]
 ) -> SharedRows | None:
-    """The rows of a split whose prompt and answer are also trained on; None if there are none.
-
-    Compares keys, and sorts only those of the split: 0.15 s on a busy core for a million training
-    rows and ten thousand others; sorting all of them takes 0.65 s.
-    """
+    """The rows of a split whose prompt and answer are also trained on; None if there are none."""
     known = train.keys.whole[trained]
-    asked = np.unique(own.keys.whole)
-    nearest = asked[np.searchsorted(asked[:-1], known)] if len(asked) else asked[:0]
-    shared = np.flatnonzero(np.isin(own.keys.whole, nearest[nearest == known]))
+    shared = np.flatnonzero(np.isin(own.keys.whole, known))
     if not len(shared):
         return None
     first = int(shared[0])

@@ -37,7 +37,7 @@ FIRST, LONGEST, DRAWN, ASKED = "the first", "the longest", "random", "asked for"
 CONTEXT_TOKENS = 8
 """Decoded before a segment and removed again: some tokenizers drop the space of a first word."""
 MAX_SEGMENTS = 40
-SHOWN_PIECES = 3
+"""Of a longer row, shown from its beginning and its end."""
 MIN_SHOWN_TOKENS = 24
 """Tokens of a segment that are always shown."""
 BINS_TOGETHER = 64
@@ -117,8 +117,8 @@ class RowPicker:
     def __init__(self, asked: RowsToShow) -> None:
         self.asked = asked
         self._seen = self._good = 0
-        self._first: _Candidate | None = None
-        self._longest: _Candidate | None = None
+        self._longest: list[_Candidate] = []
+        self._first: list[_Candidate] = []
         self._drawn: list[_Candidate] = []
         self._random = random.Random(0)  # the same file shows the same rows
         self._named = [_line_named(text) for text in asked.lines]
@@ -128,11 +128,9 @@ class RowPicker:
         """Offer the next good training row with its segments and token count."""
         candidate = _Candidate(row, segments, self._seen, tokens)
         self._seen += 1
-        if self.asked.count <= 0:
-            return
-        self._first = self._first or candidate
-        if self._longest is None or tokens > self._longest.tokens:
-            self._longest = candidate
+        self._first = self._first or [candidate]
+        if not self._longest or tokens > self._longest[0].tokens:
+            self._longest = [candidate]
         # Reservoir sampling: each row is equally likely to be kept.
         if len(self._drawn) < self.asked.count:
             self._drawn.append(candidate)
@@ -175,18 +173,17 @@ class RowPicker:
         ]
 
     def _chosen(self) -> Iterator[tuple[_Candidate, str]]:
-        if self._first is None or self._longest is None:
-            return
-        ends = {self._longest.number} if self.asked.count == 1 else set()
-        ends = ends or {self._first.number, self._longest.number}
-        others = [candidate for candidate in self._drawn if candidate.number not in ends]
-        room = self.asked.count - len(ends)
-        chosen = sorted(others[: max(0, room)], key=lambda candidate: candidate.number)
-        if self._first.number in ends and self._first is not self._longest:
-            yield self._first, FIRST
-        yield from ((candidate, DRAWN) for candidate in chosen)
-        both = self._first is self._longest and self._seen > 1
-        yield self._longest, f"{FIRST} and {LONGEST}" if both else LONGEST
+        """The longest row, the first and random ones, up to the count asked for, in order."""
+        chosen: dict[int, tuple[_Candidate, list[str]]] = {}
+        kinds = {LONGEST: self._longest, FIRST: self._first, DRAWN: self._drawn}
+        for because, rows in kinds.items():
+            for one in rows:
+                if one.number in chosen and because != DRAWN:
+                    chosen[one.number][1].insert(0, because)
+                elif len(chosen) < self.asked.count:
+                    chosen.setdefault(one.number, (one, [because]))
+        for _, (one, reasons) in sorted(chosen.items(), key=lambda each: each[0]):
+            yield one, " and ".join(reasons)
 
 
 def _line_named(text: str) -> tuple[str, int]:
@@ -286,15 +283,9 @@ def _notes(line: DataPipeline, index: PackIndex, split: str) -> Iterator[str]:
     if soft:
         yield f"{counted(soft, 'token')} of soft prompts come before it"
     if not line.is_text and split == "train" and index.bins > 1:
-        yield (
-            f"a text is cut into blocks of {length} characters; shown as in the first epoch, later "
-            "epochs cut it elsewhere"
-        )
+        yield f"cut into blocks of {length} characters, in each epoch elsewhere"
     if line.is_text and line.plan.data.packing == "concat":
-        yield (
-            f"packing: concat lays rows end to end in sequences of {length} tokens: the end of one "
-            "may cut it anywhere"
-        )
+        yield f"packing: concat may cut it anywhere: sequences of {length} tokens hold rows on end"
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,32 +340,34 @@ def _places(index: PackIndex, bins: range, row: int) -> Iterator[tuple[int, int]
 def _shown_segments(
     seen: SeenTokens, encoder: Encoder, most_tokens: int | None
 ) -> tuple[ShownSegment, ...]:
-    """The segments of a document as text."""
+    """The segments of a document as text; long ones without their middle."""
     is_special = np.isin(seen.ids, np.asarray(list(encoder.special_ids), np.int64))
     # Every special token is a segment of its own, even next to another.
     state = seen.piece.astype(np.int64) * 4 + seen.trained * 2 + is_special
     changes = np.flatnonzero((np.diff(state) != 0) | is_special[1:]) + 1
     edges = [0, *changes.tolist(), len(state)] if len(state) else [0]
     stretches = list(pairwise(edges))
-    gap: tuple[int, int] | None = None
-    # Of a row that is split into many sequences, the first two and the end are enough.
-    half = MAX_SEGMENTS // 2 if seen.piece.max(initial=0) < SHOWN_PIECES else 2
-    if most_tokens is not None and len(stretches) > 2 * half:
-        gap = stretches[half - 1][1], stretches[-half][0]
-        stretches = stretches[:half] + stretches[-half:]
+    middle = range(0)
     room = None
-    sizes = [stop - start for start, stop in stretches]
-    if most_tokens is not None and sum(sizes) > most_tokens:
-        # What short segments do not need goes to the long ones.
-        short = [size for size in sizes if size <= MIN_SHOWN_TOKENS]
-        room = (most_tokens - sum(short)) // max(1, len(sizes) - len(short))
-        room = max(MIN_SHOWN_TOKENS, room)
+    if most_tokens is not None and len(state) > most_tokens:
+        middle = range(MAX_SEGMENTS // 2, len(stretches) - MAX_SEGMENTS // 2)
+        room = max(MIN_SHOWN_TOKENS, most_tokens // (len(stretches) - len(middle)))
     segments: list[ShownSegment] = []
-    for start, stop in stretches:
-        if gap is not None and start == gap[1]:
-            hidden = gap[1] - gap[0]
-            segments.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
-        text, hidden, after = _shortened(seen.ids, start, stop, encoder, room)
+    for number, (start, stop) in enumerate(stretches):
+        if number in middle:
+            if number == middle[0]:
+                hidden = stretches[middle[-1]][1] - start
+                segments.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
+            continue
+        after, hidden = "", 0
+        if room is None or stop - start <= room:
+            text = _decoded(seen.ids, start, stop, encoder)
+        else:
+            head, tail = start + room // 2, stop - room // 2
+            hidden = tail - head
+            # A cut within a character leaves half of it.
+            text = _decoded(seen.ids, start, head, encoder).rstrip(_REPLACEMENT_CHARACTER)
+            after = _decoded(seen.ids, tail, stop, encoder).lstrip(_REPLACEMENT_CHARACTER)
         segments.append(
             ShownSegment(
                 text=text,
@@ -400,25 +393,6 @@ def _as_text(segments: Sequence[Segment], most: int | None) -> tuple[ShownSegmen
             text, after = text[: most // 2], text[most // 2 + hidden :]
         shown.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
     return tuple(shown)
-
-
-def _shortened(
-    ids: NDArray[np.int32], start: int, stop: int, encoder: Encoder, room: int | None
-) -> tuple[str, int, str]:
-    """The text of a range: its beginning, the number of hidden tokens, and its end."""
-    if room is None or stop - start <= room:
-        return _decoded(ids, start, stop, encoder), 0, ""
-    head, tail = start + room // 2, stop - room // 2
-    # A character has at most four bytes, and so tokens: a nearby place is between two.
-    for head_end in range(head, head - 4, -1):
-        text = _decoded(ids, start, head_end, encoder)
-        if not text.endswith(_REPLACEMENT_CHARACTER):
-            break
-    for tail_start in range(tail, tail + 4):
-        after = _decoded(ids, tail_start, stop, encoder)
-        if not after.startswith(_REPLACEMENT_CHARACTER):
-            break
-    return text, tail_start - head_end, after
 
 
 def _decoded(ids: NDArray[np.int32], start: int, stop: int, encoder: Encoder) -> str:

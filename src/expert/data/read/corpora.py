@@ -34,9 +34,8 @@ def user_shakespeare(folder: Path) -> Path | None:
 
 def download_shakespeare() -> Path:
     """The corpus in the user's cache, downloaded if missing."""
-    home = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
-    cache = Path(home) if home else Path.home() / ".cache"
-    path = cache / "expert" / "corpora" / _SHAKESPEARE_FILE
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(cache) / "expert" / "corpora" / _SHAKESPEARE_FILE
     if path.is_file() and hashlib.sha256(read_bytes(path)).hexdigest() == SHAKESPEARE_SHA256:
         return path
     content = _fetch(SHAKESPEARE_ADDRESS)

@@ -47,39 +47,44 @@ def separator_of(stream: io.BufferedReader) -> str:
     return max(SEPARATORS, key=share_that_fits)
 
 
-class _RecordTooLong(Exception):
-    """A record, or one line of it, is over the limit."""
-
-
 class _Lines:
     """Feeds csv.reader and keeps the lines of the current record, so that reading can continue at
     its second line if it is broken: a stray quote must not swallow the rows after it."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._coming = numbered_lines(stream)
-        self.again: deque[tuple[int, str, int]] = deque()
-        self.record: list[tuple[int, str, int]] = []
-        """Number and text of each line, and the size of one that was too long to be read."""
+        self._again: deque[tuple[int, str | Overlong]] = deque()
+        self.start_record()
+
+    def start_record(self) -> None:
+        self.record: list[tuple[int, str | Overlong]] = []
+        self._size = 0
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        if self.again:
-            number, text, overlong = self.again.popleft()
-        else:
-            number, line = next(self._coming)
-            overlong = line.size if isinstance(line, Overlong) else 0
-            content = line.head if isinstance(line, Overlong) else line
-            text = content.decode("utf-8", "replace" if overlong else "surrogateescape")
-        self.record.append((number, text, overlong))
-        if overlong or sum(len(each) for _, each, _ in self.record) > MAX_ROW_BYTES + 2:
-            raise _RecordTooLong
-        return text
+        number, line = self._again.popleft() if self._again else next(self._coming)
+        self.record.append((number, line))
+        self._size += line.size if isinstance(line, Overlong) else len(line)
+        if isinstance(line, Overlong) or self._size > MAX_ROW_BYTES + 2:
+            raise csv.Error("the record is too long")
+        return line
 
     @property
     def raw(self) -> str:
-        return "".join(text for _, text, _ in self.record)
+        return "".join(line for _, line in self.record if isinstance(line, str))
+
+    def broken(self, error: csv.Error, file: str) -> BadRow:
+        """The first line of a broken record as a bad row; its other lines are read again."""
+        number, line = self.record[0]
+        self._again.extendleft(reversed(self.record[1:]))
+        if isinstance(line, Overlong):
+            return bad_row(file, number, too_long(line.size), line.head)
+        reason = f"broken CSV: {str(error).partition(' - ')[0]}"
+        if len(self.record) > 1 or "end of data" in reason:
+            reason = "broken CSV: a quoted value is opened and not properly closed"
+        return bad_row(file, number, undecodable(line) or reason, line)
 
 
 def read_csv(
@@ -93,56 +98,36 @@ def read_csv(
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
-        lines.record = []
+        lines.start_record()
         try:
             fields = next(reader)
         except StopIteration:
             return
-        except (csv.Error, _RecordTooLong) as error:
-            broken = _broken(error, lines, file)
+        except csv.Error as error:
+            broken = lines.broken(error, file)
             if not header:
                 where = f"{file}:{broken.line}"
                 raise data_error(where, f"the header: {broken.reason}") from error
             yield broken
             continue
-        number = lines.record[0][0]
+        number, raw = lines.record[0][0], lines.raw
         if not header:
             header = fields  # empty for a blank line
-            _check_header(header, lines.raw, f"{file}:{number}")
-        elif len(fields) == len(header):
-            values = dict(zip(header, fields, strict=True))
-            if not (fault := fault_in(values)):
-                yield Row(values, file, number)
-            else:
-                yield bad_row(file, number, undecodable(lines.raw) or fault, lines.raw)
-        elif fields:
+            _check_header(header, raw, f"{file}:{number}")
+            continue
+        values = dict(zip(header, fields, strict=False))
+        fault = undecodable(raw) or fault_in(values)
+        if not fault and len(fields) != len(header):
             many = "many" if len(fields) > len(header) else "few"
             fault = f"too {many} columns: {len(fields)}, the header has {len(header)}"
-            yield bad_row(file, number, undecodable(lines.raw) or fault, lines.raw)
+        if fields:
+            yield bad_row(file, number, fault, raw) if fault else Row(values, file, number)
 
 
 def _check_header(header: Sequence[str], raw: str, where: str) -> None:
     if fault := undecodable(raw) or fault_in(dict.fromkeys(header)):
         raise data_error(where, f"the header: {fault}", "fix the first line")
     doubled = next((name for name in header if header.count(name) > 1), None)
-    if doubled == "":
-        what = f"the header has {header.count('')} columns without a name"
-        raise data_error(where, what, "name them, or remove them; the header is the first line")
     if doubled is not None:
-        raise data_error(where, f"the header names {doubled!r} twice", "rename one of the columns")
-
-
-def _broken(error: Exception, lines: _Lines, file: str) -> BadRow:
-    number, text, overlong = lines.record[0]
-    if overlong:
-        return bad_row(file, number, too_long(overlong), text)
-    lines.again.extendleft(reversed(lines.record[1:]))
-    reason = f"broken CSV: {error}"
-    too_far = isinstance(error, _RecordTooLong) or "unexpected end" in str(error)
-    if too_far or len(lines.record) > 1:
-        reason = "broken CSV: a quoted value is opened and not properly closed"
-    elif "new-line character" in str(error):
-        reason = "broken CSV: a line break of CR alone; save the file with LF or CR LF"
-    elif "expected after" in str(error):
-        reason = "broken CSV: text after a quoted value; quotes inside a value are written twice"
-    return bad_row(file, number, undecodable(text) or reason, text)
+        what = f"the header names {doubled!r} twice" if doubled else "columns without a name"
+        raise data_error(where, what, "name every column once; the header is the first line")

@@ -26,6 +26,10 @@ def read_excel(path: Path, max_unpacked: int | None) -> Iterator[Row | BadRow]:
         try:
             calamine = importlib.import_module("python_calamine")
             book = calamine.CalamineWorkbook.from_filelike(stream)
+            sheets = {
+                name: book.get_sheet_by_name(name).to_python(skip_empty_area=False)
+                for name in book.sheet_names
+            }
         except ImportError:
             what = "reading spreadsheets needs the package 'python-calamine'"
             fix = "pip install python-calamine, or save the sheet as CSV"
@@ -33,10 +37,6 @@ def read_excel(path: Path, max_unpacked: int | None) -> Iterator[Row | BadRow]:
         except calamine.CalamineError as error:
             what = f"it cannot be read as a spreadsheet: {error}"
             raise data_error(str(path), what, "save it again, or as CSV") from error
-        sheets = {
-            name: book.get_sheet_by_name(name).to_python(skip_empty_area=False)
-            for name in book.sheet_names
-        }
     filled = {name: cells for name, cells in sheets.items() if any(any(row) for row in cells)}
     if len(filled) > 1:
         names = ", ".join(f"{name} ({len(cells):,} rows)" for name, cells in filled.items())

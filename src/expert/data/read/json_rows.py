@@ -1,6 +1,6 @@
-"""Rows of a .json file: an array of objects, {"data": [...]}, or JSON Lines with the wrong suffix.
+"""Rows of JSON Lines, and of .json files: an array of objects, {"data": [...]}, or one object.
 
-The text of the file is held in memory, and its rows are decoded one by one.
+The text of a .json file is held in memory, and its rows are decoded one by one.
 """
 
 from __future__ import annotations
@@ -8,34 +8,48 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
-from typing import Any
 
 from expert.data.examples.messages import is_messages
-from expert.data.read.row_text import DECODER, fault_in, json_fault, json_type, undecodable
-from expert.data.read.streams import MAX_ROW_BYTES, bad_row, data_error, too_long
+from expert.data.read.row_text import DECODER, row_in, row_of
+from expert.data.read.streams import (
+    MAX_ROW_BYTES,
+    Overlong,
+    bad_row,
+    data_error,
+    numbered_lines,
+    too_long,
+)
 from expert.data.records import BadRow, Row, RowError, place_of
 
 _HEAD_BYTES = 2**18
-_TRIED = 2**12
-"""Characters decoded at first; after a longer row, twice its length. A decoding error counts the
-lines before it, which would dominate the time if the whole text was decoded."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\],]', re.DOTALL)
 _SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 _WHAT_IS_READ = 'write an array of objects, {"data": [...]} or one object a line'
 
-LineReader = Callable[[io.BufferedReader, str], Iterator[Row | BadRow]]
+
+def read_jsonl(stream: io.BufferedReader, file: str) -> Iterator[Row | BadRow]:
+    """The object on each line."""
+    for number, line in numbered_lines(stream):
+        if isinstance(line, Overlong):
+            yield bad_row(file, number, too_long(line.size), line.head)
+        elif line.strip(" \t\r\n\v\f"):
+            yield row_in(line.rstrip("\r\n"), file, number)
 
 
-def read_json(
-    stream: io.BufferedReader, file: str, *, read_lines: LineReader
-) -> Iterator[Row | BadRow]:
-    """The objects of the array; `read_lines` takes over if the file is JSON Lines."""
+def is_array(stream: io.BufferedReader) -> bool:
+    """Whether a file of lines is in fact one array of objects."""
+    head = stream.peek(_HEAD_BYTES)[:_HEAD_BYTES].lstrip()
+    return head.startswith(b"[") and head[1:].lstrip()[:1] in (b"{", b"")
+
+
+def read_json(stream: io.BufferedReader, file: str) -> Iterator[Row | BadRow]:
+    """The objects of the array, or of the lines if the file is JSON Lines with a wrong suffix."""
     head = stream.peek(_HEAD_BYTES).lstrip()
     if head.startswith(b"{") and _is_json_lines(head):
-        yield from read_lines(stream, file)
+        yield from read_jsonl(stream, file)
         return
     text = stream.read().decode("utf-8", "surrogateescape")
     start = _after_space(text, 0)
@@ -102,25 +116,21 @@ def _only_row(text: str, start: int, file: str) -> Row:
     or rows by their id."""
     raw = text[start:].rstrip()
     line = text.count("\n", 0, start) + 1
-    try:
-        values: dict[str, Any] = DECODER.decode(raw)
-        fault = fault_in(values)
-    except (ValueError, RecursionError, RowError) as error:
-        raise data_error(f"{file}:{line}", f"broken JSON: {error}", _WHAT_IS_READ) from None
-    held = values.values()
+    row = row_in(raw, file, line)
+    if isinstance(row, BadRow):
+        raise data_error(f"{file}:{line}", row.reason, _WHAT_IS_READ)
+    held = row.values.values()
     is_row = not held or any(is_messages(v) or not isinstance(v, dict | list) for v in held)
     if "\n" in raw or not is_row:
-        keys = ", ".join(repr(key) for key in list(values)[:5])
+        keys = ", ".join(repr(key) for key in list(row.values)[:5])
         raise data_error(file, f'the object has no array under "data", only {keys}', _WHAT_IS_READ)
-    if fault:
-        raise data_error(f"{file}:{line}", fault, "fix the row")
-    return Row(values, file, line)
+    return row
 
 
 def _read_array(text: str, opening: int, file: str) -> Generator[Row | BadRow, None, int]:
     """Every element of the array whose bracket opens here; returns where the array ends. A row that
     begins on the same line as the row before it is identified by its number."""
-    counted, lines, tried = opening, text.count("\n", 0, opening) + 1, _TRIED
+    counted, lines = opening, text.count("\n", 0, opening) + 1
     place = _after_space(text, opening + 1)
     if text.startswith("]", place):
         return place + 1
@@ -129,54 +139,25 @@ def _read_array(text: str, opening: int, file: str) -> Generator[Row | BadRow, N
         began = lines + text.count("\n", counted, place)
         line, lines, counted = began if began != lines else -number, began, place
         try:
-            values, size = DECODER.raw_decode(text[place : place + tried])
+            values, end = DECODER.raw_decode(text, place)
+            whole = text.startswith((",", "]"), _after_space(text, end))
         except (ValueError, RecursionError, RowError):
-            values, size = None, 0
-        after = _after_space(text, place + size)
-        if size and text[after : after + 1] in (",", "]"):
-            yield _row_of(values, text[place : place + size], file, line)
-        else:
-            end = _end_of_value(text, place)
-            tried = max(_TRIED, 2 * (end - place))
-            after = _after_space(text, end)
-            if after < len(text):
-                yield _decoded_again(text[place:end].rstrip(), file, line)
-        place = after + 1
-        mark = text[after:place]
+            whole = False
+        end = end if whole else _end_of_value(text, place)
+        raw, after = text[place:end].rstrip(), _after_space(text, end)
+        mark = text[after : after + 1]
+        if mark and len(raw) > MAX_ROW_BYTES:
+            yield bad_row(file, line, too_long(len(raw)), raw)
+        elif mark:
+            yield row_of(values, raw, file, line) if whole else row_in(raw, file, line)
         if mark == "]":
-            return place
+            return after + 1
         if mark != ",":
             what = "a bracket too many after the row" if mark else "the array ends within a row"
             fix = "the file is cut off or damaged; write it again"
             raise data_error(place_of(file, line), what, fix)
+        place = after + 1
     return place
-
-
-def _row_of(values: Any, raw: str, file: str, line: int) -> Row | BadRow:
-    if type(values) is not dict:
-        fault: str | None = f"the row is {json_type(values)}, not a JSON object"
-    elif len(raw) > MAX_ROW_BYTES:
-        return bad_row(file, line, too_long(len(raw)), raw)
-    else:
-        fault = fault_in(values)
-    if not fault:
-        return Row(values, file, line)
-    return bad_row(file, line, undecodable(raw, " of the row") or fault, raw)
-
-
-def _decoded_again(raw: str, file: str, line: int) -> Row | BadRow:
-    """Decode a row that was longer than was tried, or report why it is broken."""
-    if len(raw) > MAX_ROW_BYTES:
-        return bad_row(file, line, too_long(len(raw)), raw)
-    try:
-        return _row_of(DECODER.decode(raw), raw, file, line)
-    except (ValueError, RecursionError) as error:
-        fault = json_fault(error, f"character {getattr(error, 'pos', 0) + 1} of the row")
-        if "\0" in raw and isinstance(error, json.JSONDecodeError):
-            fault = f"NUL byte at character {raw.index(chr(0)) + 1} of the row"
-    except RowError as error:
-        fault = str(error)
-    return bad_row(file, line, undecodable(raw, " of the row") or fault, raw)
 
 
 def _end_of_value(text: str, place: int) -> int:

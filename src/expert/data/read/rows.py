@@ -13,23 +13,15 @@ from pathlib import Path
 
 from expert.core.files import NotRegular
 from expert.data.read.csv_rows import SEPARATORS, read_csv, separator_of
-from expert.data.read.json_rows import read_json
-from expert.data.read.row_text import invalid_utf8, object_of
-from expert.data.read.streams import (
-    Overlong,
-    bad_row,
-    data_error,
-    numbered_lines,
-    open_text,
-    too_long,
-)
-from expert.data.records import BadRow, Row, RowError
+from expert.data.read.json_rows import is_array, read_json, read_jsonl
+from expert.data.read.row_text import fault_in, undecodable
+from expert.data.read.streams import bad_row, data_error, open_text
+from expert.data.records import BadRow, Row
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS, MARKDOWN
 
 FORMATS = tuple(ENDINGS)
 _SUFFIXES = {ending: name for name, endings in ENDINGS.items() for ending in endings}
 _OTHER_NAMES = {"text": "txt", "ndjson": "jsonl", **dict.fromkeys(("xlsx", "xls", "ods"), "excel")}
-_ARRAY_HEAD = 4096
 _FILE_ERRORS: dict[type, tuple[str, str]] = {
     FileNotFoundError: (
         "there is no such file",
@@ -62,12 +54,12 @@ def read_rows(
             yield from read_excel(path, max_unpacked)
             return
         with open_text(path, max_unpacked) as stream:
-            if kind == "jsonl" and not _is_array(stream):
-                yield from _read_jsonl(stream, str(path))
+            if kind == "jsonl" and not is_array(stream):
+                yield from read_jsonl(stream, str(path))
             elif kind in ("json", "jsonl"):
-                yield from read_json(stream, str(path), read_lines=_read_jsonl)
+                yield from read_json(stream, str(path))
             elif kind == "txt":
-                yield from _read_text(stream, path, max_chars, max_unpacked)
+                yield from _read_text(stream, str(path), max_chars)
             else:
                 yield from read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
 
@@ -77,7 +69,7 @@ def rows_of_lines(lines: bytes, path: Path, *, format: str | None) -> Iterator[R
     `line` counts within `lines`."""
     stream: io.BufferedReader = io.BufferedReader(io.BytesIO(lines))
     is_csv = file_format(path, format) == "csv"
-    yield from read_csv(stream, str(path)) if is_csv else _read_jsonl(stream, str(path))
+    yield from read_csv(stream, str(path)) if is_csv else read_jsonl(stream, str(path))
 
 
 @contextmanager
@@ -134,47 +126,16 @@ def file_format(path: Path, format: str | None = None) -> str:
     return "tsv" if (format, by_suffix) == ("csv", "tsv") else format
 
 
-def _is_array(stream: io.BufferedReader) -> bool:
-    """Whether a .jsonl file is in fact one array of objects."""
-    head = stream.peek(_ARRAY_HEAD)[:_ARRAY_HEAD].lstrip()
-    return head.startswith(b"[") and head[1:].lstrip()[:1] in (b"{", b"")
-
-
-def _read_jsonl(stream: io.BufferedReader, file: str) -> Iterator[Row | BadRow]:
-    for number, line in numbered_lines(stream):
-        if isinstance(line, Overlong):
-            yield bad_row(file, number, too_long(line.size), line.head)
-            continue
-        try:
-            yield Row(object_of(line), file, number)
-        except RowError as fault:
-            if line.strip():
-                yield bad_row(file, number, str(fault), line)
-
-
 def _read_text(
-    stream: io.BufferedReader, path: Path, max_chars: int | None, max_unpacked: int | None
+    stream: io.BufferedReader, file: str, max_chars: int | None
 ) -> Iterator[Row | BadRow]:
     """The whole text as one row, with \\n as line break."""
-    try:
-        with io.TextIOWrapper(stream, encoding="utf-8") as reader:
-            text = reader.read(max_chars or -1)
-    except UnicodeDecodeError:
-        yield _first_undecodable(path, max_unpacked)
-        return
-    if (place := text.find("\0")) >= 0:
-        line = text.count("\n", 0, place) + 1
-        yield bad_row(str(path), line, "NUL character", text[text.rfind("\n", 0, place) + 1 :])
+    with io.TextIOWrapper(stream, encoding="utf-8", errors="surrogateescape") as reader:
+        text = reader.read(max_chars or -1)
+    if "\0" in text or (not text.isascii() and undecodable(text)):
+        for number, line in enumerate(text.split("\n"), 1):
+            if fault := undecodable(line) or fault_in({"text": line}):
+                yield bad_row(file, number, fault, line)
+                return
     elif text:
-        yield Row({"text": text}, str(path), 1)
-
-
-def _first_undecodable(path: Path, max_unpacked: int | None) -> BadRow:
-    with open_text(path, max_unpacked) as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                reason = invalid_utf8(line[error.start], f"byte {error.start + 1}")
-                return bad_row(str(path), number, reason, line)
-    raise data_error(str(path), "the file changed while it was read", "start again")
+        yield Row({"text": text}, file, 1)

@@ -184,14 +184,7 @@ def first_row(source: Source) -> Row:
     # In a folder, the files of one split may be empty.
     of_folder = [file.name for file in source.files if file.name != PurePath(source.name).name]
     where = f"{source.name}: {some_of(of_folder)}" if of_folder else source.name
-    what = "has no rows"
-    if len(source.files) > 1:
-        what = f"these {len(source.files)} files have no rows"
-    elif source.files and not source.files[0].stat().st_size:
-        what = "is empty"
-    elif source.files and file_format(source.files[0], source.format) in ("csv", "tsv"):
-        what = "has a header and no rows"
-    raise data_error(where, what, "put rows into it, or name another file")
+    raise data_error(where, "there are no rows in it", "put rows into it, or name another file")
 
 
 def content_hash(source: Source) -> str:

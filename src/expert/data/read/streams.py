@@ -46,7 +46,7 @@ class Overlong:
     """A line that was skipped because it is longer than MAX_ROW_BYTES."""
 
     size: int
-    head: bytes
+    head: str
 
 
 def refuse_bomb(
@@ -171,8 +171,9 @@ def open_seekable(path: Path, most: int | None) -> Iterator[IO[bytes]]:
             yield unpacked
 
 
-def numbered_lines(stream: io.BufferedReader) -> Iterator[tuple[int, bytes | Overlong]]:
-    """Every line with its number from 1; never more than MAX_ROW_BYTES in memory."""
+def numbered_lines(stream: io.BufferedReader) -> Iterator[tuple[int, str | Overlong]]:
+    """Every line with its number from 1, invalid bytes as surrogates; never more than MAX_ROW_BYTES
+    in memory."""
     number = 0
     while line := stream.readline(MAX_ROW_BYTES + 2):  # CR and LF do not count
         number += 1
@@ -180,9 +181,9 @@ def numbered_lines(stream: io.BufferedReader) -> Iterator[tuple[int, bytes | Ove
             head, size = line[: RAW_CHARACTERS * 4], len(line)
             while not line.endswith(b"\n") and (line := stream.readline(2**20)):
                 size += len(line)
-            yield number, Overlong(size, head)
+            yield number, Overlong(size, head.decode("utf-8", "replace"))
         else:
-            yield number, line
+            yield number, line.decode("utf-8", "surrogateescape")
 
 
 def data_error(file: str, what: str, fix: str = "") -> DataError:
@@ -195,13 +196,10 @@ def data_not_found(file: str, what: str, fix: str) -> DataNotFound:
     return DataNotFound(str(data_error(file, what, fix)))
 
 
-def bad_row(file: str, line: int, reason: str, raw: bytes | str = "") -> BadRow:
+def bad_row(file: str, line: int, reason: str, raw: str = "") -> BadRow:
     """A bad row with only the beginning of its content, as valid text."""
-    if isinstance(raw, bytes):
-        start = raw[: RAW_CHARACTERS * 4].decode("utf-8", "replace")
-    else:
-        start = raw[:RAW_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
-    return BadRow(file, line, reason, start[:RAW_CHARACTERS].rstrip("\r\n"))
+    start = raw[:RAW_CHARACTERS].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return BadRow(file, line, reason, start.rstrip("\r\n"))
 
 
 def too_long(size: int) -> str:

@@ -30,8 +30,6 @@ Kind = Literal["hub cache", "datasets cache", "file", "saved", "tokenised", "pre
 _PATH_KEYS = ("path", "validation_path", "test_path")
 _TASK_KEYS = ("train", "valid", "test")
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
-BENCHMARK_BYTES = 4_000_000
-"""Larger JSON files are not benchmarks and are not read to check."""
 # JSON and text files next to data and models that hold no rows.
 _NOT_DATA = re.compile(
     r"(manifest|config|.*_config|tokenizer.*|special_tokens_map|added_tokens|vocab|package.*"
@@ -188,16 +186,9 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
                 continue
             if _NOT_DATA.fullmatch(name) or not path.is_file():  # a dangling link, a pipe
                 continue
-            if is_markdown(path) or _is_benchmark(path):
-                continue
-            splits = _splits_in_names([path.name])
-            yield _found("file", path.name, path, splits, count_rows(path), [path])
-
-
-def _is_benchmark(path: Path) -> bool:
-    """Whether a file is a benchmark result, whatever its name."""
-    small = path.suffix.lower() == ".json" and path.stat().st_size < BENCHMARK_BYTES
-    return small and read_object_or_empty(path).get("kind") == "ladder"
+            if not is_markdown(path):
+                splits = _splits_in_names([path.name])
+                yield _found("file", path.name, path, splits, count_rows(path), [path])
 
 
 def _found(
@@ -241,19 +232,16 @@ def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
     from expert.data.tokens.token_rows import IDS
 
     rows, tokens = 0, 0
-    are_tokens = True
     try:
-        for folder in folders:
-            for file in saved_files(folder):
-                with pa.memory_map(str(file)) as stream:
-                    for batch in pa.ipc.open_stream(stream):
-                        rows += batch.num_rows
-                        are_tokens &= IDS in batch.schema.names
-                        if are_tokens:
-                            tokens += pc.sum(pc.list_value_length(batch.column(IDS))).as_py() or 0
+        for file in (file for folder in folders for file in saved_files(folder)):
+            with pa.memory_map(str(file)) as stream:
+                for batch in pa.ipc.open_stream(stream):
+                    rows += batch.num_rows
+                    if IDS in batch.schema.names:
+                        tokens += pc.sum(pc.list_value_length(batch.column(IDS))).as_py() or 0
     except (DataError, OSError, pa.ArrowException):
         return None, None
-    return rows, tokens if are_tokens and rows else None
+    return rows, tokens or None
 
 
 def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -262,10 +250,9 @@ def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(split for split in ("train", "validation", "test") if split in named)
 
 
-def same_id(one: str, other: str) -> bool:
-    """Whether two hub ids are the same: `datasets` spells them differently."""
-    plain = [re.sub(r"[^a-z0-9/]", "", name.lower()) for name in (one, other)]
-    return plain[0] == plain[1]
+def _plain_id(name: str) -> str:
+    """A hub id without what `datasets` spells differently."""
+    return re.sub(r"[^a-z0-9/]", "", name.lower())
 
 
 def _users_of(entry: FoundDataset, users: Sequence[DatasetUser]) -> tuple[str, ...]:
@@ -273,8 +260,8 @@ def _users_of(entry: FoundDataset, users: Sequence[DatasetUser]) -> tuple[str, .
     names = []
     for user in users:
         if entry.kind in ("hub cache", "datasets cache"):
-            hub_id = entry.name.partition(" (")[0]
-            used = any(same_id(hub_id, value.split("::")[0]) for value in user.paths.values())
+            ids = [_plain_id(value.split("::")[0]) for value in user.paths.values()]
+            used = _plain_id(entry.name.partition(" (")[0]) in ids
         elif entry.kind == "prepared":
             used = user.cache.resolve() in (place, place.parent)
         else:

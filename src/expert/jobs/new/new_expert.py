@@ -14,17 +14,16 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
+from expert.core.text import counted, some_of
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import (
     PREFERRED,
-    columns_found,
     detect_columns,
     part_for_column,
 )
 from expert.data.examples.formats import example_of
 from expert.data.examples.tools import has_tools
 from expert.data.read.folders import files_by_split, saved_splits, unread_files
-from expert.data.read.rows import FORMATS, suffix_format
 from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
 from expert.jobs.new.row_lengths import LengthChoice, choose_length
@@ -33,10 +32,9 @@ from expert.jobs.new.starters import (
     NewBaseModel,
     manifest_of,
     readme_of,
-    with_tool_calling,
+    starter_of,
 )
 from expert.judging.domain import NAMES
-from expert.manifest.check.spelling import closest
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
@@ -60,9 +58,14 @@ SAMPLED_ROWS = 50
 """Rows that are read closely to understand a file."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTIONS = {
-    "training.dataset.json_values: true": "--json-values",
-    "training.dataset.field_mapping.messages": "--map messages=COLUMN",
-    "training.dataset.field_mapping": "--map",
+    r"training\.dataset\.json_values: true": "--json-values",
+    r"training\.dataset\.field_mapping\.messages: (.+) reads": r"--map messages=\1 reads",
+    r"training\.dataset\.field_mapping\.(\w+)": r"--map \1=COLUMN",
+    r"training\.dataset\.field_mapping": "--map PART=COLUMN",
+    r"set training\.dataset\.format to": "save the rows as",
+    r"choose one with training\.dataset\.format": "name one of them",
+    r"name its folder as path": "give its folder to --from",
+    r"name one: path::split": "give the folder of one to --from",
 }
 """What is written in a manifest, where there is none yet."""
 _STARTS = {
@@ -84,29 +87,20 @@ class NewExpert:
     manifest: Path
     data: Path
     template: str
-    columns: dict[str, str]
+    model: str
+    columns: dict[str, str] = field(default_factory=dict)
     """Which column of the rows holds which part; empty for a template's rows."""
-    has_answers: bool
-    """False if the rows are plain text: a model trained on it continues text."""
     unused: dict[str, int] = field(default_factory=dict)
     """Unused columns, with the number of rows that fill each."""
-    warning: str = ""
-    """About unused columns whose names suggest a part of the conversation."""
-    unread: tuple[str, ...] = ()
-    """Files of a folder that are not read."""
-    held_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Files of a folder that are a split of their own by their names, by split."""
+    has_answers: bool = True
+    """False if the rows are plain text: a model trained on it continues text."""
     calls: bool = False
     """Whether rows have tools."""
-    looked_at: int = 0
-    """Rows that were read closely."""
-    bad_rows: int = 0
-    """Rows of these that cannot be trained on."""
-    model: str = TINY
-    settings_because: str = ""
-    """Why the manifest has this rank, alpha and learning rate."""
     length: LengthChoice | None = None
-    """max_seq_length and what it cuts; None for a template's rows, which are to be replaced."""
+    """max_seq_length and why; None for a template's rows, which are to be replaced."""
+    notes: tuple[str, ...] = ()
+    """Which files are held out or not read, and why the settings are as they are."""
+    warnings: tuple[str, ...] = ()
 
 
 def new_expert(
@@ -139,21 +133,17 @@ def new_expert(
         model = str(base_from_gguf(Path(model)))
     base = _base(model, folder)
     asked = _dataset_keys(data, mapping, preferred=preferred, json_values=json_values)
-    facts: dict[str, Any] = {"columns": {}, "has_answers": True, "calls": False}
+    made = NewExpert(
+        folder=folder, manifest=folder / "manifest.json", data=Path(), template="", model=base.name
+    )
     if data is not None:
-        facts, examples = _examine_rows(data, asked)
-        facts["unread"] = tuple(unread_files(data)) if data.is_dir() else ()
-        facts["held_out"] = _held_out(data) if data.is_dir() else {}
+        made, examples = _examine_rows(data, asked, made)
         chosen = chosen or _domain(examples)
-    chosen = chosen or "text"
-    kind = with_tool_calling(STARTERS[chosen]) if facts["calls"] else STARTERS[chosen]
+    kind = starter_of(chosen or "text", calls=made.calls, own_rows=data is None)
     on_hub = data is not None and _is_on_hub(data)
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     path = data.as_posix() if data is not None and on_hub else path
     rows = data if data is not None and on_hub else folder / path
-    if data is not None:  # the language of these rows is unknown
-        able = tuple(each for each in kind.capabilities if each != "language:en")
-        kind = replace(kind, capabilities=able)
     with _removed_on_failure(folder):
         if data is None:
             rows.parent.mkdir(parents=True)
@@ -162,31 +152,36 @@ def new_expert(
         elif not on_hub:
             _copy_rows(data, rows, folder)
         epochs = EPOCHS_FOR_FEW_ROWS if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
-        manifest = folder / "manifest.json"
 
         def write(base: NewBaseModel) -> None:
             """Write the manifest for a base model; it must read without complaints."""
-            dataset, calls = {"path": path, **asked}, facts["calls"]
-            made = manifest_of(folder.name, kind, dataset, base=base, epochs=epochs, calls=calls)
-            write_text_atomically(manifest, json.dumps(made, indent=2, ensure_ascii=False) + "\n")
-            read_manifest(manifest, strict=True)
+            dataset = {"path": path, **asked}
+            manifest = manifest_of(
+                folder.name, kind, dataset, base=base, epochs=epochs, calls=made.calls
+            )
+            text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+            write_text_atomically(made.manifest, text)
+            read_manifest(made.manifest, strict=True)
 
         write(base)
-        length = _length(manifest) if data is not None else None
+        length = _length(made.manifest) if data is not None else None
         if length is not None:
             write(replace(base, length=length.length))
-        readme = readme_of(folder.name, kind, path, facts["has_answers"], base.name, on_hub=on_hub)
+        readme = readme_of(folder.name, kind, path, made.has_answers, base.name, on_hub=on_hub)
         write_text_atomically(folder / "README.md", readme)
         write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
-    return NewExpert(
-        folder=folder,
-        manifest=manifest,
+    notes = [*made.notes, f"base model {base.name}: {base.start.because}"]
+    warnings = made.warnings
+    if length is not None:
+        notes.append(f"max_seq_length {length.length}: {length.because}")
+        warnings += (length.warning,) if length.warning else ()
+    return replace(
+        made,
         data=rows,
-        template=chosen,
-        model=base.name,
-        settings_because=base.start.because,
+        template=chosen or "text",
         length=length,
-        **facts,
+        notes=tuple(notes),
+        warnings=warnings,
     )
 
 
@@ -267,9 +262,10 @@ def _dataset_keys(
 # --- a file of rows ------------------------------------------------------------------------------
 
 
-def _examine_rows(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Example]]:
-    """What the rows of a file hold, as fields of NewExpert, and the first examples; CannotCreate if
-    they cannot be used."""
+def _examine_rows(
+    data: Path, asked: Mapping[str, Any], made: NewExpert
+) -> tuple[NewExpert, list[Example]]:
+    """What the rows of a file hold, and the first examples; CannotCreate if they cannot be used."""
     found = _first_rows(data)
     no_row = "no row" if len(found) < SAMPLED_ROWS else f"none of the first {SAMPLED_ROWS} rows"
     rows = [row for row in found if isinstance(row, Row)]
@@ -279,21 +275,10 @@ def _examine_rows(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any],
             why = str(found[0])
         raise CannotCreate(f"--from {data}: {no_row} can be read: {why}")
     seen = survey_rows(iterate(_source(data)))
-    _refuse_columns(data, asked.get("field_mapping", {}), seen.names)
     try:
         columns = detect_columns(seen, DatasetSpec(**asked))
     except DataError as error:
-        what, _, how = str(error).partition("  (")
-        talks = re.match(r"training\.dataset\.field_mapping\.messages: (.+) reads", how)
-        if talks:  # there is no manifest yet
-            how = f"--map messages={talks[1]} reads its conversations"
-        elif "field_mapping" in how:
-            parts = {"request": "instruction", "answer": "response"}
-            lacking = [part for word, part in parts.items() if f"holds the {word} " in what]
-            named = " ".join(f"--map {part}=COLUMN" for part in lacking or parts.values())
-            how = f"{named} names {'it' if len(lacking) == 1 else 'them'}"
-            how += "; --map text=COLUMN trains on plain text"
-        raise CannotCreate(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
+        raise _unusable(data, str(error)) from None
     if no_choice := columns.preference_warning(asked.get("preference_rows")):
         raise CannotCreate(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
@@ -301,32 +286,24 @@ def _examine_rows(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any],
     if not examples:
         bad = next((each for each in read if isinstance(each, BadRow)), None)
         why = str(bad) if bad is not None else "none is preferred"
-        for key, option in _OPTIONS.items():
-            why = why.replace(key, option)
-        raise CannotCreate(f"--from {data}: {no_row} can be trained on: {why}")
-    good = sum(isinstance(each, Example | Dropped) for each in read)
-    facts = {
-        "columns": columns.used(),
-        "unused": columns.unused(seen),
-        "warning": columns.unused_warning(seen),
-        "has_answers": any(one.turns for one in examples),
-        "calls": any(map(has_tools, examples)),
-        "looked_at": len(found),
-        "bad_rows": len(found) - good,
-    }
-    return facts, examples
-
-
-def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:
-    """Refuse columns that --map names and the rows lack, all at once."""
-    wrong = []
-    for part, column in mapped.items():
-        if column not in names:
-            near = closest(column, names, 0.8)
-            meant = f"  (did you mean {near!r}?)" if near else ""
-            wrong.append(f"--map {part}={column}: {data} has no such column{meant}")
-    if wrong:
-        raise CannotCreate("\n".join([*wrong, f"  {columns_found(names)}"]))
+        raise _unusable(data, f"{no_row} can be trained on: {why}")
+    bad_rows = len(found) - sum(isinstance(each, Example | Dropped) for each in read)
+    warnings = [columns.unused_warning(seen)]
+    if bad_rows:
+        warnings.append(
+            f"{bad_rows} of the first {counted(len(found), 'row')} cannot be used; fix them before "
+            "training: expert dataset check lists them"
+        )
+    made = replace(
+        made,
+        columns=columns.used(),
+        unused=columns.unused(seen),
+        has_answers=any(one.turns for one in examples),
+        calls=any(map(has_tools, examples)),
+        notes=tuple(_notes_on_files(data) if data.is_dir() else ()),
+        warnings=tuple(filter(None, warnings)),
+    )
+    return made, examples
 
 
 def _first_rows(data: Path, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
@@ -334,33 +311,31 @@ def _first_rows(data: Path, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
     if not data.exists() and not _is_on_hub(data):
         hub = "a dataset of the Hub is written owner/name"
         raise CannotCreate(f"--from {data}: there is no such file  ({hub})")
-    if data.is_file() and suffix_format(data) is None:
-        raise CannotCreate(
-            f"--from {data}: the format is not clear from its name  (save the rows as one of "
-            f"{', '.join(FORMATS)}, and name the file so)"
-        )
     try:
         return list(islice(iterate(_source(data)), most))
     except DataError as error:
-        what, gap, fix = str(error).partition("  (")
-        if "training.dataset" in fix:  # there is no manifest yet
-            fix = "name one of the files, or a folder with files of one format)"
-        fix = fix.replace("name its folder as path", "give its folder to --from")
-        fix = fix.replace("name one: path::split", f"give one to --from: {data}/SPLIT")
-        for place in (data.absolute(), data, f"{data.as_posix()}::train"):
-            what = what.removeprefix(f"{place}: ")
-        raise CannotCreate(f"--from {data}: {what}{gap}{fix}") from None
+        raise _unusable(data, str(error)) from None
 
 
-def _held_out(folder: Path) -> dict[str, tuple[str, ...]]:
-    """The files of a folder that are not trained on but held out, by split."""
+def _unusable(data: Path, why: str) -> CannotCreate:
+    """The error for rows that cannot be used, in the words of this command."""
+    for key, option in _OPTIONS.items():
+        why = re.sub(key, option, why)
+    for place in (data.absolute(), data, f"{data.as_posix()}::train"):
+        why = why.removeprefix(f"{place}: ")
+    return CannotCreate(f"--from {data}: {why}")
+
+
+def _notes_on_files(folder: Path) -> Iterator[str]:
+    """Which files of a folder are held out, and which are not read."""
     top = folder.absolute()
     sources = resolve_sources(DatasetSpec(path=str(top)), Path())
-    return {
-        split: tuple(str(file.relative_to(top)) for file in source.files)
-        for split, source in (("validation", sources.validation), ("test", sources.test))
-        if source is not None
-    }
+    for split, source in (("validation", sources.validation), ("test", sources.test)):
+        if source is not None:
+            files = [str(file.relative_to(top)) for file in source.files]
+            yield f"held out as {split} rows, by name: {some_of(files)}"
+    if unread := unread_files(folder):
+        yield f"not read: {some_of(unread)}"
 
 
 def _is_on_hub(data: Path) -> bool:
@@ -379,14 +354,13 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
     """Copy a file of rows, the data files of a folder, or a whole saved dataset."""
     copies = {data: rows}
     if data.is_dir():
+        files = [path for path in data.rglob("*") if path.is_file()]
         if saved_splits(data) is None:
             files = [file for files in files_by_split(data, None).values() for file in files]
         elif folder.resolve().is_relative_to(data.resolve()):
             raise CannotCreate(
                 f"--from {data}: the new folder would be inside it  (--output sets where it goes)"
             )
-        else:
-            files = [path for path in data.rglob("*") if path.is_file()]
         copies = {file: rows / file.relative_to(data) for file in files}
     for file, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -129,10 +129,14 @@ class NewBaseModel:
     """max_seq_length; None: left to the plan."""
 
 
-def with_tool_calling(starter: Starter) -> Starter:
-    """The same for rows whose answers call tools."""
-    abilities = (*starter.capabilities, "task:tool_calling")
-    return replace(starter, description="Calls tools, and answers.", capabilities=abilities)
+def starter_of(name: str, *, calls: bool, own_rows: bool) -> Starter:
+    """A starter; for rows whose answers call tools, and for rows whose language is unknown."""
+    starter = STARTERS[name]
+    abilities = [each for each in starter.capabilities if own_rows or each != "language:en"]
+    if not calls:
+        return replace(starter, capabilities=tuple(abilities))
+    able = (*abilities, "task:tool_calling")
+    return replace(starter, description="Calls tools, and answers.", capabilities=able)
 
 
 def manifest_of(
