@@ -132,6 +132,20 @@ LOWER = (USER, Turn("assistant", "ab"), Turn("user", "R"), ANSWER)
 LONGER = (USER, ANSWER, USER, ANSWER)
 
 
+@each("name", [name for name in FAMILIES if name != "endless answers"])
+def test_a_long_conversation_is_measured_without_rendering_each_of_its_beginnings(name):
+    turns = tuple(
+        Turn("assistant" if number % 2 else "user", f"said {number}") for number in range(60)
+    )
+    plain, template = family(name), family(name)
+    plain.measured_turns = len(turns)
+    rendered = []
+    render = template._sandbox.render
+    template._sandbox.render = lambda *args, **more: rendered.append(1) or render(*args, **more)
+    assert template.segments(Example(turns)) == plain.segments(Example(turns))
+    assert len(rendered) < len(turns)
+
+
 @each(
     ("source", "turns", "words"),
     [
