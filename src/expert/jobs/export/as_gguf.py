@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,8 @@ from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.card import languages
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import Difference, Expected, compare, logits_of
-from expert.jobs.export.exported import Exported, ExportRequest, Kind
+from expert.jobs.export.comparison import Expected, compare, logits_of
+from expert.jobs.export.exported import Exported, ExportRequest, Kind, Written
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
@@ -34,7 +34,7 @@ from expert.jobs.export.gguf_file.file import (
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
 from expert.jobs.export.modelfile import BASE_FILE, MODELFILE, base_file, context_length, modelfile
 from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.quality import Quality, QualityCheck
+from expert.jobs.export.quality import QualityCheck
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
@@ -65,20 +65,6 @@ def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | 
     return "adapter" if adapter else "model" if plan.adapter.type == "full" else "merged"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What was written, and the results of its checks; all but two fields are those of a GGUF
-    file."""
-
-    difference: Difference
-    """Between the logits of the export and of the trained model."""
-    notes: tuple[str, ...]
-    file: str = ""
-    quality: Quality | None = None
-    tensors: Mapping[str, int] = field(default_factory=dict)
-    """Number of tensors of each type."""
-
-
 def write_gguf_model(
     source: ExportRequest,
     expected: Expected,
@@ -90,8 +76,13 @@ def write_gguf_model(
     from expert.jobs.validate.held_out import Run
     from expert.jobs.validate.test_sets import data_folder
 
-    trained, kind = _merged_model(trained), source.gguf
-    model = trained.loaded.causal_lm
+    kind, loaded = source.gguf, trained.loaded
+    if loaded.adapter.type in ADAPTERS:  # merge it into the weights
+        module: Any = loaded.module
+        none = loaded.adapter.model_copy(update={"type": "none"})
+        loaded = replace(loaded, module=module.merge_and_unload(), adapter=none)
+        trained = replace(trained, loaded=loaded)
+    model = loaded.causal_lm
     family, words = _described(trained, expected)
     folder, plan = source.folder, source.plan
     run = Run(folder, plan, data_folder(folder, plan, None))
@@ -103,13 +94,16 @@ def write_gguf_model(
     read_into(target / file, model, family)
     difference = compare(expected.logits, [logits_of(model, ids) for ids in expected.ids])
     quality = check.after(trained, kind)
-    note = _write_modelfile(expected, trained, target, file)
+    notes = [*words.notes]
+    window = window_of(model.config)
+    if window and not family.windows and window < model.config.max_position_embeddings:
+        notes.append(
+            f"llama.cpp ignores this model's sliding window of {window:,} tokens: longer "
+            "conversations get different answers"
+        )
+    notes += _write_modelfile(expected, trained, target, file)
     return Written(
-        file=file,
-        difference=difference,
-        quality=quality,
-        tensors=tensors,
-        notes=(*words.notes, *filter(None, (_window_note(model.config, family), note))),
+        file=file, difference=difference, quality=quality, tensors=tensors, notes=tuple(notes)
     )
 
 
@@ -148,12 +142,12 @@ def write_gguf_adapter(
                 weight = base.state_dict()[stored.source]
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
-    note = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
+    notes = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
     return Written(
         file=file,
         difference=difference,
         tensors={"F32": 2 * changed},
-        notes=(*words.notes, *filter(None, (note,))),
+        notes=(*words.notes, *notes),
     )
 
 
@@ -170,16 +164,6 @@ def _about(source: ExportRequest) -> GgufMetadata:
         languages=tuple(languages(manifest.get("capabilities") or ())[0]),
         tags=tuple(str(tag) for tag in manifest.get("tags") or ()),
     )
-
-
-def _merged_model(trained: Trained) -> Trained:
-    """The expert with its adapter merged into the weights."""
-    loaded = trained.loaded
-    if loaded.adapter.type not in ADAPTERS:
-        return trained
-    module: Any = loaded.module
-    none = loaded.adapter.model_copy(update={"type": "none"})
-    return replace(trained, loaded=replace(loaded, module=module.merge_and_unload(), adapter=none))
 
 
 def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary]:
@@ -204,41 +188,28 @@ def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary
     return family, words
 
 
-def _window_note(config: Any, family: Family) -> str:
-    window = window_of(config)
-    if family.windows or not window or window >= config.max_position_embeddings:
-        return ""
-    return (
-        f"llama.cpp ignores this model's sliding window of {window:,} tokens: longer conversations "
-        "get different answers"
-    )
-
-
 def _write_modelfile(
     expected: Expected, trained: Trained, target: Path, file: str, adapter: str = ""
-) -> str:
-    plan, config, prompt_format = (
-        trained.plan,
-        trained.loaded.causal_lm.config,
-        expected.prompt_format,
-    )
-    assert trained.template is not None
-    assert prompt_format is not None
-    how, _ = resolve_decoding(plan, {})
-    family = family_of(config)
-    window = None if family.windows else window_of(config)
-    stop = [trained.template.stop] if trained.template.stop and not prompt_format.plain else []
+) -> list[str]:
+    """Write the Modelfile; returns notes for the user."""
+    template, asked = trained.template, expected.prompt_format
+    assert template is not None
+    assert asked is not None
+    config = trained.loaded.causal_lm.config
+    window = None if family_of(config).windows else window_of(config)
+    length = config.max_position_embeddings
+    own_stops = [template.stop] if template.stop and not asked.plain else []
     text, note = modelfile(
         file,
-        trained.template,
-        plain=prompt_format.plain,
-        stops=list(dict.fromkeys([*stop, *prompt_format.stops])),
-        how=how,
-        context=context_length(plan.data.max_seq_length, config.max_position_embeddings, window),
+        template,
+        plain=asked.plain,
+        stops=list(dict.fromkeys([*own_stops, *asked.stops])),
+        how=resolve_decoding(trained.plan, {})[0],
+        context=context_length(trained.plan.data.max_seq_length, length, window),
         adapter=adapter,
     )
     (target / MODELFILE).write_text(text, encoding="utf-8")
-    return note
+    return [note] if note else []
 
 
 def gguf_record(done: Exported, written: Written) -> dict[str, object]:

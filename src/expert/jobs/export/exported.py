@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from expert.core.rundir import RunFolder
 from expert.jobs.export.quality import ROWS, Quality
+from expert.planning.run_plan import RunPlan
+from expert.run.stored.choose_checkpoint import Choice
 
 if TYPE_CHECKING:
     import torch
 
-    from expert.core.rundir import RunFolder
-    from expert.planning.run_plan import RunPlan
-    from expert.run.stored.choose_checkpoint import Choice
+    from expert.jobs.export.comparison import Difference
 
 Kind = Literal["adapter", "merged", "model"]
 
@@ -29,6 +31,19 @@ class ExportRequest:
     gguf: str = ""
     """The type of a GGUF file, `lora` for an adapter; "" for other exports."""
     judged_rows: int = ROWS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written, and the results of its checks; the last three are those of a GGUF file."""
+
+    difference: Difference
+    """Between the logits of the export and of the trained model."""
+    notes: tuple[str, ...]
+    file: str = ""
+    quality: Quality | None = None
+    tensors: Mapping[str, int] = field(default_factory=dict)
+    """Number of tensors of each type."""
 
 
 @dataclass(frozen=True, kw_only=True)
