@@ -244,7 +244,7 @@ def test_a_case_that_never_ends_has_no_oracle(attacked):
     circle = attacked("json", "1", "1", schema={"$ref": "#"})
     large = attacked("sql", "SELECT 1", "SELECT 2", setup=["-- " + "x" * 30_000_000])
     for found, why in (
-        (endless, "the schema of the case takes longer than"),
+        (endless, "takes longer than"),
         (circle, "refers to itself"),
         (large, "characters"),
     ):

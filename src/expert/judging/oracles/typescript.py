@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from expert.judging.answers import DoesNotParse, check_parseable
@@ -42,19 +43,12 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         return right("equal")
     if case.check.get("equals", True):
         return wrong("equal", "the program differs from the expected one")
-    for whose, program in (
-        ("before of the case", case.check.get("before")),
-        ("after of the case", case.check.get("after")),
-        ("the expected answer", case.expected),
-    ):
-        outside = external_reference(str(program or ""), tsx=tsx)
-        if outside:
-            return unknown(f"{whose} {outside}")
-    outside = external_reference(how.inside(answer), tsx=tsx)
-    if outside:
+    for program in (case.check.get("before"), case.check.get("after"), case.expected):
+        if outside := external_reference(str(program or ""), tsx=tsx):
+            return unknown(f"the case itself {outside}")
+    if outside := external_reference(how.inside(answer), tsx=tsx):
         return wrong(TYPES, outside)
-    none = "it parses; only the compiler tsc can check its types"
-    return Judgement(passed=None, reason=f"no oracle: {none}", kind=TYPES)
+    return replace(unknown("it parses; only the compiler tsc can check its types"), kind=TYPES)
 
 
 def tokens(text: str, *, tsx: bool = False) -> list[str]:
@@ -63,13 +57,9 @@ def tokens(text: str, *, tsx: bool = False) -> list[str]:
     check_parseable(text)
     tree = _tree(text, tsx=tsx)
     if tree.root_node.has_error:
-        wrong_part = (node for node in _nodes(tree) if node.is_error or node.is_missing)
-        what = ""
-        if node := next(wrong_part, None):
-            fault = f"{node.type} is missing" if node.is_missing else "this is not TypeScript"
-            row, column = node.start_point
-            what = f": line {row + 1}, column {column + 1}: {fault}"
-        raise DoesNotParse(f"does not parse{what}")
+        faults = (node for node in _nodes(tree) if node.is_error or node.is_missing)
+        row, column = next((node.start_point for node in faults), (0, 0))
+        raise DoesNotParse(f"does not parse: line {row + 1}, column {column + 1}")
     words = list(_words(tree))
     return [
         word
@@ -103,15 +93,13 @@ def _is_path(node: Any) -> bool:
     path = node.text.decode("utf-8", "replace").strip("'\"`")
     if not re.match(r"[./\\~]|\w+:", path) or path.startswith("node:"):
         return False
-    above = node.parent
     for _ in range(3):
-        if above is None:
+        node = node.parent
+        if node is None:
             return False
-        if above.type in _IMPORTING:
+        called = node.children[0].text if node.children else b""
+        if node.type in _IMPORTING or called in (b"import", b"require"):
             return True
-        if any(part.text in (b"import", b"require") for part in above.children[:1]):
-            return True
-        above = above.parent
     return False
 
 
