@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from expert.answer.decoding import resolve_decoding
-from expert.answer.engine import answer_all
 from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
-from expert.data.records import Example, Turn
 from expert.jobs.sample.sample import NoTools, load_expert, sample
 from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import find_test_set, with_rendered_answers
@@ -23,8 +19,7 @@ from expert.jobs.validate.validate import validate
 from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS
 from expert.judging.oracles.oracle import JudgeOptions, oracle_for
-from expert.run.stored.choose_checkpoint import choose
-from expert.run.stored.load import load_trained, read_plan
+from expert.run.stored.load import read_plan
 from tests.data.template.chat_templates import family
 from tests.jobs.runs import WORDS, base_model, place, run, write_expert
 from tests.jobs.validated_runs import as_it_was, rows_file, written
@@ -106,26 +101,6 @@ def test_answers_after_what_a_tool_gave_back_are_cases_too(tmp_path):
     assert second.case.turns == (("user", "say cat 1"), ("assistant", IN_CHATML), ("tool", "done"))
     assert (second.case.prompt, second.case.expected) == ("done", "It is done.")
     assert "judged as calls and text (" in (score_sheet(done).title or "")
-
-
-def test_a_question_with_tools_is_written_as_in_training():
-    folder = RunFolder(calling())
-    plan = read_plan(folder)
-    trained = load_trained(folder, plan, choose(folder, "final"), device=torch.device("cpu"))
-    question = Example((Turn("user", "say cat 1"),), tools=json.dumps(TOOLS))
-    asked = trained.template.prompt(question.turns, question.tools)
-    assert asked.startswith("<tool>ok</tool><|im_start|>user\nsay cat 1<|im_end|>")
-    seen: list[str] = []
-    prompt = type(trained.template).prompt
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            type(trained.template),
-            "prompt",
-            lambda self, *given: seen.append(prompt(self, *given)) or seen[-1],
-        )
-        (answer,) = answer_all(trained, [question], resolve_decoding(plan, {})[0])
-    assert seen == [asked]
-    assert answer.marked == WRITTEN
 
 
 LLAMA = """\

@@ -16,7 +16,7 @@ import pytest
 
 from expert.judging.judge_pool import JudgeProcess, judge_all
 from expert.judging.oracles.oracle import right
-from expert.judging.oracles.typecheck import type_errors
+from expert.judging.oracles.typescript import type_errors
 from tests.each import each
 from tests.judging.judged import case_of
 

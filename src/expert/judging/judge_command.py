@@ -54,18 +54,10 @@ class JudgeCommand:
         return parts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """A judgement and its score; None if the command gave none."""
-
-    judgement: Judgement
-    score: float | None
-
-
 def score_all(
     judge: JudgeCommand, cases: Sequence[Case], answers: Sequence[str]
-) -> tuple[list[Scored], list[str]]:
-    """Every case with its score, and what went wrong with the command, in words."""
+) -> tuple[list[Judgement], list[str]]:
+    """The judgement of every case, and what went wrong with the command, in words."""
     asked = [
         {
             "id": case.id,
@@ -86,8 +78,7 @@ def score_all(
     for case in cases:
         score, text = found.get(case.id, (None, f"no score: the judge command {fault}"))
         passed = None if score is None else score >= judge.min_score
-        judgement = Judgement(passed=passed, reason=text, kind=JUDGE)
-        scored.append(Scored(judgement=judgement, score=score))
+        scored.append(Judgement(passed=passed, reason=text, kind=JUDGE, score=score))
     return scored, [f"the judge command {text}" for text in (fault, *faults) if text]
 
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.answer.decoding import end_tokens, resolve_decoding
+from expert.core.install import pip_install
 from expert.core.stored_json import read_object_or_empty
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.card import languages
-from expert.jobs.export.chat_format import jinja_of
+from expert.jobs.export.chat_format import (
+    BASE_FILE,
+    MODELFILE,
+    base_file,
+    context_length,
+    jinja_of,
+    modelfile,
+)
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import Expected, compare, logits_of
 from expert.jobs.export.exported import Exported, ExportRequest, Kind, Written
-from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
+from expert.jobs.export.gguf_file.adapter import write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
     family_of,
@@ -25,44 +34,44 @@ from expert.jobs.export.gguf_file.architecture import (
     window_of,
 )
 from expert.jobs.export.gguf_file.file import (
+    FILE_TYPES,
     GgufMetadata,
     read_into,
-    refuse_type,
-    refuse_without_package,
     write_model,
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
-from expert.jobs.export.modelfile import BASE_FILE, MODELFILE, base_file, context_length, modelfile
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.quality import QualityCheck
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
-    from expert.run.stored.load import Trained
+from expert.planning.run_plan import RunPlan
+from expert.run.stored.load import Trained
 
 
 def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | None) -> Kind:
     """The kind of the export; CannotExport, before anything is loaded, if GGUF cannot hold it."""
-    flag = "--gguf-adapter" if adapter else "--gguf"
+    flag, kind, why = "--gguf-adapter" if adapter else f"--gguf {gguf}", plan.adapter.type, ""
     if plan.model.name == CHAR_GPT:
-        raise CannotExport(
-            f"{flag}: llama.cpp does not support the character model  (export it without {flag})"
+        why = "llama.cpp does not support the character model  (export it without --gguf)"
+    elif dtype is not None:
+        why = "--dtype cannot be combined with it  (leave --dtype out)"
+    elif plan.adapter.soft_prompts:
+        why = "llama.cpp does not support soft prompts  (export with --adapter)"
+    elif adapter and kind == "full":
+        why = "all weights were trained, there is no adapter  (write the model with --gguf q8_0)"
+    elif adapter and kind != "lora":
+        why = f"llama.cpp supports LoRA only, not {kind}  (write the model with --gguf q8_0)"
+    elif not adapter and gguf not in FILE_TYPES:
+        why = (
+            f"this type is not supported  (use {', '.join(FILE_TYPES)}; for others, export f16 "
+            "and run llama-quantize of llama.cpp)"
         )
-    if dtype is not None:
-        raise CannotExport(f"--dtype: cannot be combined with {flag}  (leave --dtype out)")
-    if adapter:
-        refuse_adapter(plan.adapter)
-    else:
-        refuse_type(str(gguf))
-        if plan.adapter.soft_prompts:
-            raise CannotExport(
-                f"{flag}: llama.cpp does not support soft prompts  (export with --adapter)"
-            )
-    refuse_without_package(flag)
-    return "adapter" if adapter else "model" if plan.adapter.type == "full" else "merged"
+    elif importlib.util.find_spec("gguf") is None:
+        why = f"the gguf package is not installed  ({pip_install('gguf')})"
+    if why:
+        raise CannotExport(f"{flag}: {why}")
+    return "adapter" if adapter else "model" if kind == "full" else "merged"
 
 
 def write_gguf_model(
@@ -129,7 +138,7 @@ def write_gguf_adapter(
     base = model.unload()
     base_plan = source.plan.model
     if base_plan.place == "built-in":
-        about = replace(about, name=base_plan.name)
+        about = about._replace(name=base_plan.name)
         write_model(target / BASE_FILE, base, family, words, "f16", about)
     reader = gguf.GGUFReader(path)
     factors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}

@@ -12,28 +12,26 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from expert import __version__
 from expert.answer.decoding import resolve_decoding, stop_texts
+from expert.core.events import Event
 from expert.core.files import read_text
 from expert.core.install import INSTALL_HINT
 from expert.core.secrets import redacted
 from expert.core.text import in_markdown, loss, visible
-from expert.jobs.export.modelfile import base_file
+from expert.jobs.export.chat_format import base_file
+from expert.jobs.export.exported import Exported
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.servers import FOLDER, engines, gguf_commands
 from expert.jobs.sample.sample import prompt_text
+from expert.jobs.validate.saved_verdict import SavedVerdict
 from expert.manifest.schema.kinds import IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
-
-if TYPE_CHECKING:
-    from expert.core.events import Event
-    from expert.jobs.export.exported import Exported
-    from expert.jobs.validate.saved_verdict import SavedVerdict
-    from expert.planning.run_plan import RunPlan
-    from expert.run.stored.load import Trained
+from expert.planning.run_plan import RunPlan
+from expert.run.stored.load import Trained
 
 QUESTION = "{question}"
 LIBRARIES = ("torch", "transformers", "peft")

@@ -46,7 +46,7 @@ from expert.jobs.export.comparison import (
     logits_of_trained,
 )
 from expert.jobs.export.exported import Exported, ExportRequest, Written
-from expert.jobs.export.gguf_file.types import UNQUANTISED
+from expert.jobs.export.gguf_file.file import UNQUANTISED
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import write_export_record
 from expert.jobs.export.quality import ROWS

@@ -15,7 +15,7 @@ from expert.judging.gate import MIN_NEW_CASES, Gate, ModelResult, Scores, gate_s
 from expert.judging.judge_command import JUDGE
 from expert.judging.oracles.oracle import Judgement, missing_packages
 from expert.judging.oracles.text import OPEN_KIND
-from expert.judging.oracles.typecheck import find_tsc
+from expert.judging.oracles.typescript import find_tsc
 from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ class Judged:
     """Equal except for whitespace and a Markdown fence."""
     learnt: bool = False
     """Prompt and answer are among the rows the run was trained on."""
-    score: float | None = None
-    """Of a judge command."""
 
     @property
     def is_open(self) -> bool:
@@ -99,7 +97,7 @@ class CheckpointResult:
         """Scores of a judge command, on the cases not trained on if enough are left."""
         new = [each for each in self.cases if not each.learnt]
         asked = new if len(new) >= min(MIN_NEW_CASES, len(self.cases)) else self.cases
-        known = [each.score for each in asked if each.score is not None]
+        known = [each.judgement.score for each in asked if each.judgement.score is not None]
         mean = sum(known) / len(known) if known else None
         return Scores(mean=mean, scored=len(known), cases=len(asked))
 
@@ -268,7 +266,7 @@ def result_facts(result: CheckpointResult, *, cases: bool = True) -> dict[str, A
                 "reason": each.judgement.reason,
                 "kind": each.judgement.kind,
                 "exact": each.exact,
-                "score": each.score,
+                "score": each.judgement.score,
                 "learnt": each.learnt,
             }
             for each in result.cases

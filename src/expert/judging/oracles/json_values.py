@@ -92,20 +92,21 @@ def difference(expected: Any, value: Any, path: str = "$") -> str | None:
                 f"without the key {missing[0]!r}" if missing else f"with the extra key {more[0]!r}"
             )
             return f"{path}: an object {short(key)}"
-        found = (difference(expected[k], value[k], f"{path}.{short(k)}") for k in expected)
-        return next((place for place in found if place is not None), None)
-    if isinstance(expected, list):
+        parts = [(f"{path}.{short(k)}", expected[k], value[k]) for k in expected]
+    elif isinstance(expected, list):
         if len(expected) != len(value):
             return f"{path}: {len(value)} entries instead of {len(expected)}"
         pairs = enumerate(zip(expected, value, strict=True))
-        found = (difference(one, other, f"{path}[{place}]") for place, (one, other) in pairs)
-        return next((place for place in found if place is not None), None)
-    if expected == value:
-        return None
-    shown, wanted = (
-        short(json.dumps(each, ensure_ascii=False, default=str)) for each in (value, expected)
-    )
-    return f"{path}: {shown} instead of {wanted}"
+        parts = [(f"{path}[{place}]", one, other) for place, (one, other) in pairs]
+    else:
+        if expected == value:
+            return None
+        shown, wanted = (
+            short(json.dumps(each, ensure_ascii=False, default=str)) for each in (value, expected)
+        )
+        return f"{path}: {shown} instead of {wanted}"
+    found = (difference(one, other, place) for place, one, other in parts)
+    return next((place for place in found if place is not None), None)
 
 
 def _kind(value: Any) -> str:

@@ -15,22 +15,7 @@ from expert.jobs.export.gguf_file.file import GgufMetadata, new_writer, write_te
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from expert.planning.run_plan import AdapterPlan
-
 _WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
-
-
-def refuse_adapter(adapter: AdapterPlan) -> None:
-    """CannotExport if llama.cpp cannot load such an adapter."""
-    why = ""
-    if adapter.soft_prompts:
-        why = "llama.cpp does not support soft prompts"
-    elif adapter.type == "full":
-        why = "all weights were trained, there is no adapter"
-    elif adapter.type != "lora":
-        why = f"llama.cpp supports LoRA only, not {adapter.type}"
-    if why:
-        raise CannotExport(f"--gguf-adapter: {why}  (write the merged model with --gguf q8_0)")
 
 
 def write_adapter(
@@ -74,15 +59,15 @@ def write_adapter(
 
 def _scaling(settings: Mapping[str, Any], module: str) -> float:
     """PEFT's scaling of a module divided by llama.cpp's alpha / rank."""
-    alpha, rank = float(settings["lora_alpha"]), int(settings["r"])
-    own_rank = _by_pattern(settings.get("rank_pattern"), module, rank)
-    own_alpha = _by_pattern(settings.get("alpha_pattern"), module, alpha)
-    under = own_rank**0.5 if settings.get("use_rslora") else own_rank
-    return float(own_alpha / under * own_rank / alpha)
 
+    def own(name: str, default: float) -> float:
+        patterns = settings.get(f"{name}_pattern") or {}
+        fitting = (
+            value for key, value in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module)
+        )
+        return float(next(fitting, default))
 
-def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: float) -> float:
-    for pattern, value in (patterns or {}).items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            return float(value)
-    return default
+    alpha = float(settings["lora_alpha"])
+    rank = own("rank", float(settings["r"]))
+    under = rank**0.5 if settings.get("use_rslora") else rank
+    return own("alpha", alpha) / under * rank / alpha
