@@ -175,31 +175,15 @@ def test_the_card_tells_base_data_settings_losses_and_how_to_load():
 # --- what is refused -----------------------------------------------------------------------------
 
 
-@each(
-    ("kind", "method", "forgets", "text"),
-    [
-        (
-            "merged",
-            "merge_and_unload",
-            lambda model: model.unload(),
-            "differs from the trained model: its logits",
-        ),
-        (
-            "adapter",
-            "from_pretrained",
-            lambda base, *_, **__: base,
-            r"nothing was written  \(try --merged --dtype fp32\)",
-        ),
-    ],
-)
-def test_an_export_that_forgets_the_adapter_is_refused_and_leaves_nothing(
-    kind, method, forgets, text, tmp_path, monkeypatch
-):
+def test_an_export_that_forgets_the_adapter_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     from peft import PeftModel
 
-    monkeypatch.setattr(PeftModel, method, forgets, raising=False)
-    with pytest.raises(CannotExport, match=text):
-        exported_to(tmp_path / "out", kind=kind)
+    monkeypatch.setattr(PeftModel, "merge_and_unload", lambda model: model.unload(), raising=False)
+    monkeypatch.setattr(PeftModel, "from_pretrained", lambda base, *_, **__: base)
+    for kind, fix in (("merged", "--dtype fp32"), ("adapter", "--merged --dtype fp32")):
+        words = rf"differs from the trained model: its logits .*  \(try {fix}"
+        with pytest.raises(CannotExport, match=words):
+            exported_to(tmp_path / "out", kind=kind)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -337,10 +321,7 @@ def test_cards_name_their_library_and_a_cached_base_its_hub_id_and_commit():
         return model_card(plan.model_copy(update={"model": model}), exported("lora", how), known)
 
     for how, library in (("adapter", "peft"), ("merged", "transformers")):
-        tiny = card(how, name="tiny", place="built-in")
-        assert f"library_name: {library}\n" in tiny
-        assert "from transformers import AutoModelForCausalLM, AutoTokenizer" in tiny
-        assert "load_char_gpt" not in tiny
+        assert f"library_name: {library}\n" in card(how, name="tiny", place="built-in")
     location = "/home/me/hub/models--Qwen--Qwen3-0.6B/snapshots/abc"
     cached = card("adapter", name="Qwen3-0.6B", place="hf cache", location=location)
     assert cached.startswith('---\nbase_model: "Qwen/Qwen3-0.6B"\nlibrary_name: peft\n')

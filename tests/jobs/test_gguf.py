@@ -20,11 +20,11 @@ from expert.core.rundir import RunFolder
 from expert.data.records import Turn
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import LAYOUTS, named_template
+from expert.jobs.export.as_gguf import _scaling
 from expert.jobs.export.chat_format import FormatTexts, fixed_texts_of, go_template, jinja_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
-from expert.jobs.export.gguf_file.adapter import _scaling
 from expert.jobs.export.gguf_file.architecture import family_of
 from expert.jobs.export.gguf_file.file import FILE_TYPES, tensor_type
 from expert.jobs.export.gguf_file.k_quants import K_TYPES, k_quantised

@@ -13,7 +13,7 @@ from expert.core.resources import disk_full_error, disk_full_message
 from expert.core.rundir import RunFolder
 from expert.core.text import shell_quoted
 from expert.jobs.export.exported import Kind
-from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
+from expert.jobs.validate.saved_verdict import ENOUGH_CASES, SavedVerdict, read_verdict
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.run_plan import RunPlan
 from expert.run.stored.choose_checkpoint import Choice
@@ -31,7 +31,8 @@ def export_refusal(found: SavedVerdict) -> str:
     """Why a verdict forbids to export; "" if it does not."""
     if found.passed is False:
         return f"the quality gate failed: {found.reasons}"
-    if found.is_too_small:
+    # Too few of the cases were judged for a pass to mean much.
+    if found.of is not None and found.cases != 0 and (found.rows or 0) < ENOUGH_CASES:
         return f"the quality gate passed on only {found.cases} of {found.of} cases"
     return ""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from expert.data.records import Segment
 from expert.jobs.export.card import PromptFormat, keeps_adapter_dtype
 from expert.jobs.export.exported import Kind
 from expert.jobs.export.portable_base import BASE_COPY
+from expert.jobs.export.quality import Quality
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -64,6 +65,19 @@ class Difference:
     def within(self, tolerance: float) -> bool:
         """False for NaN too."""
         return self.share <= tolerance and self.largest_share <= LARGEST * tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written, and the results of its checks; the last three are those of a GGUF file."""
+
+    difference: Difference
+    """Between the logits of the export and of the trained model."""
+    notes: tuple[str, ...]
+    file: str = ""
+    quality: Quality | None = None
+    tensors: Mapping[str, int] = field(default_factory=dict)
+    """Number of tensors of each type."""
 
 
 def compare(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Difference:

@@ -38,6 +38,7 @@ from expert.jobs.export.comparison import (
     TOLERANCE,
     Difference,
     Expected,
+    Written,
     checked_ids,
     compare,
     in_words,
@@ -45,7 +46,7 @@ from expert.jobs.export.comparison import (
     logits_of,
     logits_of_trained,
 )
-from expert.jobs.export.exported import Exported, ExportRequest, Written
+from expert.jobs.export.exported import Exported, ExportRequest
 from expert.jobs.export.gguf_file.file import UNQUANTISED
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import write_export_record

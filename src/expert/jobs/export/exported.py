@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,8 +13,6 @@ from expert.run.stored.choose_checkpoint import Choice
 
 if TYPE_CHECKING:
     import torch
-
-    from expert.jobs.export.comparison import Difference
 
 Kind = Literal["adapter", "merged", "model"]
 
@@ -31,19 +28,6 @@ class ExportRequest:
     gguf: str = ""
     """The type of a GGUF file, `lora` for an adapter; "" for other exports."""
     judged_rows: int = ROWS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What was written, and the results of its checks; the last three are those of a GGUF file."""
-
-    difference: Difference
-    """Between the logits of the export and of the trained model."""
-    notes: tuple[str, ...]
-    file: str = ""
-    quality: Quality | None = None
-    tensors: Mapping[str, int] = field(default_factory=dict)
-    """Number of tensors of each type."""
 
 
 @dataclass(frozen=True, kw_only=True)

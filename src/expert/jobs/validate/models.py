@@ -19,19 +19,19 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from expert.answer.decoding import DecodingSettings
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.process import describe_exit
 from expert.core.rundir import RunFolder
+from expert.data.records import Example
+from expert.data.template.templates import Template
+from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.row_losses import Note, Tell, batch_sums, mean_losses
 from expert.run.stored.choose_checkpoint import BASE, Choice
 from expert.run.stored.load import Trained, load_base, load_trained, pick_device, read_plan
 
 if TYPE_CHECKING:
-    from expert.answer.decoding import DecodingSettings
     from expert.answer.writer import Answer
-    from expert.data.records import Example
-    from expert.data.template.templates import Template
-    from expert.jobs.validate.held_out import Run
     from expert.training.evaluation import EvalResult
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.hashed import file_integrity
 from expert.core.rundir import RunFolder, outdated
 from expert.core.stored_json import read_object
 from expert.core.text import counted, loss
+from expert.jobs.validate.test_sets import TestSet
 from expert.judging.gate import MIN_ACCURACY
-
-if TYPE_CHECKING:
-    from expert.jobs.validate.test_sets import TestSet
-    from expert.run.stored.choose_checkpoint import Choice
+from expert.run.stored.choose_checkpoint import Choice
 
 PARTIAL = "validation-partial.json"
 ENOUGH_CASES = 50
@@ -62,12 +60,6 @@ class SavedVerdict:
         """The cases; for plain text, which has none, the rows."""
         return self.examples if self.cases == 0 else self.cases
 
-    @property
-    def is_too_small(self) -> bool:
-        """Whether too few of the cases were judged for a pass to mean much."""
-        few = (self.rows or 0) < ENOUGH_CASES
-        return few and self.of is not None and self.cases != 0
-
     def in_words(self) -> str:
         """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), a part of 36`."""
         if self.cases is None:
@@ -103,13 +95,14 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
         rows = found.get("new_rows") or rows  # what the gate counted
         ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
+        cases_rows = {case.get("row", number) for number, case in enumerate(cases or ())}
         return SavedVerdict(
             passed=None if gate["passed"] is None and cases == [] else gate["passed"] is True,
             reasons="; ".join(map(str, gate.get("reasons") or ())) or "no reason is given",
             checkpoint=str(found.get("checkpoint") or ""),
             test_set=str(part.get("test_set") or found.get("test_set") or ""),
             cases=None if cases is None else len(cases),
-            rows=None if cases is None else _rows(cases),
+            rows=None if cases is None else len(cases_rows),
             of=int(part["of"]) if part else None,
             accuracy=found.get("accuracy"),
             interval=(float(ends[0]), float(ends[1])) if ends else None,
@@ -125,11 +118,6 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return SavedVerdict(passed=False, reasons="the file cannot be read")
-
-
-def _rows(cases: Sequence[Mapping[str, Any]]) -> int:
-    """The number of rows behind the cases."""
-    return len({case.get("row", number) for number, case in enumerate(cases)})
 
 
 def validation_file(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from expert.judging.answers import DoesNotParse, check_parseable
 from expert.judging.cases import Case
@@ -31,8 +30,7 @@ SYNTHETIC_SETS = 3
 _WORST = (False, True, None)  # a set of rows that decides nothing does not count against the others
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Expected:
+class _Expected(NamedTuple):
     reads: bool
     ordered: bool
     rows: Sequence[Sequence[Any]]

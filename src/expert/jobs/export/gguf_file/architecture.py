@@ -231,25 +231,20 @@ def _rope_factor_tensors(config: Any) -> Iterator[StoredTensor]:
     """RoPE factors, which slow down the rotation of each pair of a head."""
     import torch
 
-    rope = _rope(config)
+    rope, head = _rope(config), _head_dim(config)
     factors: dict[str, Any] = {}
     if rope.get("rope_type") == "llama3":
-        factors["rope_freqs.weight"] = _llama3_factors(rope, _head_dim(config))
+        # 1 for fast pairs, the factor for slow ones, interpolated in between.
+        factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+        before, slowed = rope["original_max_position_embeddings"], []
+        for pair in range(0, head, 2):
+            turns = before * rope["rope_theta"] ** (-pair / head) / (2 * math.pi)
+            part = min(max((turns - low) / (high - low), 0.0), 1.0)
+            slowed.append(1 / ((1 - part) / factor + part))
+        factors["rope_freqs.weight"] = slowed
     if rope.get("rope_type") == "longrope":
         factors["rope_factors_long.weight"] = rope["long_factor"]
         factors["rope_factors_short.weight"] = rope["short_factor"]
     for name, values in factors.items():
         computed = torch.tensor(values, dtype=torch.float32)
         yield StoredTensor(name, "", tuple(computed.shape), _same, _same, computed)
-
-
-def _llama3_factors(rope: Mapping[str, Any], head: int) -> list[float]:
-    """1 for fast pairs, the factor for slow ones, interpolated in between."""
-    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
-    before = rope["original_max_position_embeddings"]
-    factors = []
-    for pair in range(0, head, 2):
-        turns = before * rope["rope_theta"] ** (-pair / head) / (2 * math.pi)
-        part = min(max((turns - low) / (high - low), 0.0), 1.0)
-        factors.append(1 / ((1 - part) / factor + part))
-    return factors

@@ -87,7 +87,12 @@ def vocabulary(
     prefix = False
     own: list[tuple[Any, ...]]
     if model.get("byte_fallback"):
-        tokens = _spaced(tokens, types)
+        # llama.cpp searches added tokens in the raw text, so their spaces must be plain spaces.
+        plain = {text: text.replace("▁", " ") for text in tokens}
+        tokens = [
+            plain[text] if kind == _USER and plain[text] not in plain else text
+            for text, kind in zip(tokens, types, strict=True)
+        ]
         scores = _scores(tokens, merges)
         prefix = _space_prefix(encoder, template, tokens, types, scores)
         kind, pre, own = "llama", "default", [("add_token_scores", scores)]
@@ -141,20 +146,16 @@ def _tokens(tokenizer_json: Mapping[str, Any], rows: int) -> tuple[list[str], li
         by_number[token["id"]] = token["content"]
         if kinds.get(token["id"]) != _UNKNOWN:
             kinds[token["id"]] = _CONTROL if token["special"] else _USER
-    taken = set(by_number.values())
-    tokens = [by_number.get(number) or _unused(number, taken) for number in range(rows)]
+    taken, tokens = set(by_number.values()), []
+    for number in range(rows):
+        text = by_number.get(number) or f"[PAD{number}]"
+        while number not in kinds and text in taken:
+            text = f"[{text}]"
+        tokens.append(text)
     types = [kinds.get(number, _UNUSED) for number in range(rows)]
     left = sorted(text for number, text in by_number.items() if number >= rows)
     note = f"tokens without a row in the embedding are left out: {', '.join(left[:3])}"
     return tokens, types, [note] if left else []
-
-
-def _unused(number: int, taken: set[str]) -> str:
-    text = f"[PAD{number}]"
-    while text in taken:
-        text = f"[{text}]"
-    taken.add(text)
-    return text
 
 
 def _pre_tokenizer(tokenizer_json: Mapping[str, Any], notes: list[str]) -> str:
@@ -196,16 +197,6 @@ def _cut(step: Mapping[str, Any]) -> str:
 
 
 # --- SentencePiece -------------------------------------------------------------------------------
-
-
-def _spaced(tokens: list[str], types: list[int]) -> list[str]:
-    """llama.cpp searches added tokens in the raw text, so their spaces must be plain spaces."""
-    taken = set(tokens)
-    spaced = []
-    for text, kind in zip(tokens, types, strict=True):
-        plain = text.replace("▁", " ")
-        spaced.append(plain if kind == _USER and plain not in taken else text)
-    return spaced
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float]:
