@@ -26,7 +26,7 @@ from expert.jobs.export.comparison import logits_of
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.architecture import family_of
-from expert.jobs.export.gguf_file.file import FILE_TYPES, GgufMetadata, read_into, write_model
+from expert.jobs.export.gguf_file.file import GgufMetadata, read_into, write_model
 from expert.jobs.export.gguf_file.vocabulary import vocabulary
 from expert.jobs.sample.sample import prompt_text
 from expert.run.stored.choose_checkpoint import choose
@@ -207,29 +207,3 @@ def test_an_adapter_beside_its_base_says_what_the_expert_says(family, tmp_path):
         ]
         assert off[0] <= share_of(family) * spread
         assert off[1] > 0.1 * spread  # the adapter does something
-
-
-@needs_llama_cpp
-@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
-def test_tensors_have_the_types_that_llama_cpp_would_give_them_and_are_no_worse(family, tmp_path):
-    import gguf
-
-    trained = ours(trained_family(family))
-    source = written(trained, tmp_path / "f32.gguf", "f32")
-    exact = {t.name: t.data for t in gguf.GGUFReader(source).tensors}
-    kinds = [kind for kind in FILE_TYPES if kind.startswith("q")]
-    for kind in kinds:
-        mine = written(trained, tmp_path / f"{kind}.gguf", kind)
-        theirs = tmp_path / f"{kind}-theirs.gguf"
-        ask(quantise={"source": str(source), "target": str(theirs), "kind": kind.upper()})
-        own, other = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (mine, theirs))
-        types = [{n: t.tensor_type.name for n, t in each.items()} for each in (own, other)]
-        assert types[0] == types[1], kind
-        errors = [
-            sum(
-                float(np.square(gguf.dequantize(t.data, t.tensor_type) - exact[n]).sum())
-                for n, t in each.items()
-            )
-            for each in (own, other)
-        ]
-        assert errors[0] <= 1.01 * errors[1], kind

@@ -16,7 +16,6 @@ from expert.jobs.sample.sample import NoTools, load_expert, sample
 from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import find_test_set, with_rendered_answers
 from expert.jobs.validate.validate import validate
-from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS
 from expert.judging.oracles.oracle import JudgeOptions, oracle_for
 from expert.run.stored.load import read_plan
@@ -93,44 +92,17 @@ def test_answers_after_what_a_tool_gave_back_are_cases_too(tmp_path):
     assert "judged as calls and text (" in (score_sheet(done).title or "")
 
 
-LLAMA = """\
-{%- if tools %}{{ tools | tojson }}{% endif %}
-{%- for m in messages %}
-{{- '<h>' + m.role + '</h>' }}
-{%- if m.tool_calls %}{% set c = m.tool_calls[0].function %}
-{{- '{"name": "' + c.name + '", "parameters": ' + c.arguments | tojson + '}' }}
-{%- else %}{{ m.content }}{% endif %}
-{{- '<e>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<h>assistant</h>' }}{% endif %}"""
-NO_JSON = LLAMA.replace(
-    """'{"name": "' + c.name + '", "parameters": ' + c""", "c.name + c"
-).replace(" + '}' }}", " }}")
-
-
-def asked_of(template: str, rows: Path) -> Case:
-    """The first case of the rows, as a model with this template is asked."""
-    folder = RunFolder(calling())
-    test = find_test_set(Run(folder, read_plan(folder), None), named=rows)
-    return with_rendered_answers(test.asked(), family(template))[0]
-
-
 def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path):
     said = {"role": "assistant", "content": "Yes.", "tool_calls": call(yes=True)["tool_calls"]}
+    folder = RunFolder(calling())
     rows = rows_file(tmp_path, [row("a", said)])
-    case = asked_of(TEMPLATE, rows)
+    test = find_test_set(Run(folder, read_plan(folder), None), named=rows)
+    [case] = with_rendered_answers(test.asked(), family(TEMPLATE))
     assert case.expected == f"Yes.{WRITTEN}"
     assert case.check["marks"]["opening"] == "[CALL]"
-    case = asked_of(LLAMA, rows)
-    assert case.expected == '{"name": "ok", "parameters": {"yes": true}}'
     judge = oracle_for(CALLS)
     assert judge(case, case.expected, JudgeOptions()).passed is True
-    assert judge(case, WRITTEN, JudgeOptions()).passed is False
-    # Calls that nothing here can read never count as right.
-    case = asked_of(NO_JSON, rows_file(tmp_path, [row("a")]))
-    assert case.expected == 'ok{"yes": true}'
-    for answer in (case.expected, WRITTEN, IN_CHATML):
-        assert judge(case, answer, JudgeOptions()).passed is None
+    assert judge(case, IN_CHATML, JudgeOptions()).passed is False
 
 
 # --- asked by hand -------------------------------------------------------------------------------

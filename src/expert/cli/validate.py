@@ -335,10 +335,10 @@ def _example_lines(done: Validation) -> list[Line]:
     compared, cases = done.comparison, done.result.cases
     wrong = [each for each in cases if each.judgement.passed is False]
     if compared is None or compared.difference is None:
-        answered = [each for each in cases if each.is_open]
-        if answered and not wrong:
-            return _cases(answered[:SHOWN], counted(len(answered), "open answer"), "")
-        return _cases(wrong[:SHOWN], counted(len(wrong), "wrong answer"), "yellow")
+        what, style = "wrong answer", "yellow"
+        if not wrong:
+            wrong, what, style = [each for each in cases if each.is_open], "open answer", ""
+        return _cases(wrong[:SHOWN], counted(len(wrong), what), style)
     low, high = compared.interval or (0.0, 0.0)
     against = (
         f"against the baseline {compared.difference:+.1%} ({low:+.1%} to {high:+.1%}): "

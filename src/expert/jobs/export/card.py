@@ -117,8 +117,13 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
     alone = plan.adapter.type == "none" and len(prompts) == 1
     folders = ["" if alone else f"/soft_prompts/{each}" for each in prompts]
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
-    environment.filters |= {"json": json.dumps, "md": in_markdown, "literal": _literal}
-    environment.filters |= {"loss": lambda value: "unknown" if value is None else loss(value)}
+    environment.filters |= {
+        "json": json.dumps,
+        "md": in_markdown,
+        # A Python string literal without backticks, which could end the Markdown block.
+        "literal": lambda text: repr(text).replace("`", "\\x60"),
+        "loss": lambda value: "unknown" if value is None else loss(value),
+    }
     versions = known.environment.get("versions") or {}
     steps, epochs = steps_and_epochs(plan, done, known.events)
     text = environment.from_string(read_text(Path(__file__).with_name("card.jinja"))).render(
@@ -161,11 +166,6 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         version=__version__,
     )
     return redacted(visible(text))
-
-
-def _literal(text: str) -> str:
-    """A Python string literal without backticks, which could end the Markdown block."""
-    return repr(text).replace("`", "\\x60")
 
 
 def keeps_adapter_dtype(plan: RunPlan) -> bool:

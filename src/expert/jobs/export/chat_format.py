@@ -110,7 +110,9 @@ def go_template(pieces: FormatTexts) -> str:
     """The prompt format as a template for Ollama."""
 
     def text(piece: str) -> str:
-        return f"{{{{ {_go(piece)} }}}}" if piece else ""
+        # A Go string literal without inner quotes: three in a row would end it in a Modelfile.
+        inner = json.dumps(piece)[1:-1].replace('\\"', "\\u0022").replace("\\/", "/")
+        return f'{{{{ "{inner}" }}}}' if piece else ""
 
     start, between = pieces.system
     return (
@@ -121,12 +123,6 @@ def go_template(pieces: FormatTexts) -> str:
         f'{{{{ else if eq .Role "assistant" }}}}{text(pieces.answer)}{{{{ .Content }}}}'
         f"{{{{ $answered = true }}}}{{{{ end }}}}{{{{ end }}}}{text(pieces.last)}"
     )
-
-
-def _go(piece: str) -> str:
-    """A Go string literal without inner quotes: three in a row would end it in a Modelfile."""
-    inner = json.dumps(piece)[1:-1].replace('\\"', "\\u0022").replace("\\/", "/")
-    return f'"{inner}"'
 
 
 def base_file(model: ModelPlan) -> str:

@@ -36,7 +36,10 @@ class PortableBase(NamedTuple):
 
 def portable_base(model: ModelPlan, *, with_hashes: bool = True) -> PortableBase:
     """How to get the base of a run; without hashes, only its name: its weights may be large."""
-    name = short_name(model)
+    is_id = model.place != "folder" and is_hub_id(model.name)
+    short = model.name if is_id else basename(model.name)
+    # Written into a line of code, as a comment.
+    name = visible(" ".join(short.replace("`", "'").split()), keep="")
     if model.place == "built-in":
         line = f'base = f"{{folder}}/{BASE_COPY}"  # {name} comes with Expert; this is a copy'
         note = f"The base, `{name}`, comes with Expert, not from the Hub; `{BASE_COPY}/` is a copy."
@@ -69,14 +72,6 @@ def hub_reference(model: ModelPlan) -> tuple[str | None, str | None]:
     known = find_known_model(model.name)  # also matches variants of the same shape
     exact = known is not None and basename(known.hub_id).lower() == basename(model.name).lower()
     return (known.hub_id if known is not None and exact else None), None
-
-
-def short_name(model: ModelPlan) -> str:
-    """The name without parent folders, unless it is a hub id."""
-    looks_so = model.place != "folder" and is_hub_id(model.name)
-    name = model.name if looks_so else basename(model.name)
-    # Written into a line of code, as a comment.
-    return visible(" ".join(name.replace("`", "'").split()), keep="")
 
 
 def weight_hashes(model: ModelPlan) -> str:
