@@ -45,6 +45,8 @@ from expert.jobs.export.gguf_file.file import (
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.quality import QualityCheck
+from expert.jobs.validate.held_out import Run
+from expert.jobs.validate.test_sets import data_folder
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
@@ -87,9 +89,6 @@ def write_gguf_model(
     tell: Callable[[str], None],
 ) -> Written:
     """Write the whole expert; the weights of `trained` become those of the file."""
-    from expert.jobs.validate.held_out import Run
-    from expert.jobs.validate.test_sets import data_folder
-
     kind, loaded = source.gguf, trained.loaded
     if loaded.adapter.type in ADAPTERS:  # merge it into the weights
         module: Any = loaded.module
