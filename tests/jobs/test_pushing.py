@@ -1,52 +1,78 @@
-"""Exports are pushed complete, private, and only where allowed; against a stand-in of the hub."""
+"""Exports are pushed complete, private, and only where allowed; the hub's client is a stand-in."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 
 from expert.core.errors import EXIT_DAMAGED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Damaged
 from expert.core.hashed import write_hashed
-from expert.core.publish import damage
+from expert.core.interrupts import Interrupted
 from expert.core.rundir import weights_hash
-from expert.jobs.export import push as pushing
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.export.push import EXPORT_RECORD, CannotPush, HubUnavailable, check_push, push
 from tests.cli.running import Runner
 from tests.each import each
-from tests.jobs.hub_stand_in import TOKEN, Hub, hub_stand_in
 from tests.jobs.trained_runs import exported, finished
 
-NAME = "anna/colours"
-# The hub client passes files to httpx in a deprecated way.
-# After an error its threads may still be sending to closed connections.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-]
+NAME, TOKEN = "anna/colours", "hf_standin0123456789abcdef"
+URL = f"https://hub/{NAME}/commit/1"
+
+
+@dataclass
+class Hub:
+    """Stands in for `huggingface_hub.HfApi`; `faults` are raised by the methods they name."""
+
+    asked: list[str] = field(default_factory=list)
+    repositories: dict[str, bool] = field(default_factory=dict)
+    """Whether each is private."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    faults: dict[str, BaseException] = field(default_factory=dict)
+
+    def _begin(self, what: str) -> None:
+        self.asked.append(what)
+        if what in self.faults:
+            raise self.faults[what]
+
+    def whoami(self) -> None:
+        self._begin("whoami")
+
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> None:
+        self._begin("create_repo")
+        assert exist_ok
+        self.repositories.setdefault(name, private)
+
+    def model_info(self, name: str) -> Any:
+        self._begin("model_info")
+        there = [SimpleNamespace(rfilename=file) for file in self.files]
+        return SimpleNamespace(private=self.repositories[name], siblings=there)
+
+    def upload_folder(self, *, folder_path: Path, **asked: Any) -> Any:
+        self._begin("upload_folder")
+        assert (asked["repo_id"], asked["ignore_patterns"]) == (NAME, [])
+        for path in (path for path in folder_path.rglob("*") if path.is_file()):
+            self.files[path.relative_to(folder_path).as_posix()] = path.read_bytes()
+        return SimpleNamespace(commit_url=URL)
 
 
 @pytest.fixture
-def hub(monkeypatch) -> Iterator[Hub]:
+def hub(monkeypatch) -> Hub:
     from huggingface_hub import constants
 
-    with hub_stand_in() as made:
-        monkeypatch.setattr(constants, "ENDPOINT", made.url)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(pushing, "RETRY_WAITS", (0.0, 0.0))
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield made
+    made = Hub()
+    client = type("HfApi", (), {"__new__": lambda cls, **_: made})
+    monkeypatch.setattr("huggingface_hub.HfApi", client)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    return made
 
 
 @pytest.fixture
@@ -55,77 +81,61 @@ def out(tmp_path) -> Path:
     return Path(shutil.copytree(exported("lora").folder, tmp_path / "out"))
 
 
-def failing(run: Path) -> str:
-    found = {
-        "weights": weights_hash(run / "final"),
-        "checkpoint": "final",
-        "gate": {"passed": False, "reasons": ["accuracy 12 %, at least 95 % asked"]},
-    }
-    return json.dumps(found)
+def test_every_file_is_listed_and_uploaded_and_no_file_names_a_folder_of_this_machine(hub, out):
+    hub.files["notes.txt"] = b"by hand"
+    told: list[str] = []
+    done = push(out, NAME, tell=told.append)
+    assert (done.url, done.private, hub.repositories) == (URL, True, {NAME: True})
+    assert done.others == ["notes.txt"]
+    own = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert {**own, "notes.txt": b"by hand"} == hub.files
+    assert done.files == {name: len(data) for name, data in own.items()}
+    assert all(any(name in line for line in told[:-1]) for name in own)
+    assert told[-1].endswith(f"to {NAME} (private) …")
+    place = str(finished("lora").parent).encode()
+    assert [name for name, data in own.items() if name.endswith("json") and place in data] == []
 
 
-# --- what arrives --------------------------------------------------------------------------------
-
-
-def test_the_repository_has_every_file_of_the_export_and_verifies(hub, out, tmp_path):
-    listed: list[dict[str, int]] = []
-    done = push(out, NAME, list_files=listed.append)
-    there = hub.repositories[NAME]
-    assert there.private
-    assert done.url == f"{hub.url}/{NAME}/commit/{there.commits[-1]}"
-    assert len(there.commits) == 1
-    assert listed == [done.files]
-    assert done.files == {name: len(data) for name, data in there.files.items()}
-    downloaded = tmp_path / "downloaded"
-    for name, data in there.files.items():
-        (downloaded / name).parent.mkdir(parents=True, exist_ok=True)
-        (downloaded / name).write_bytes(data)
-    assert damage(downloaded) == ""
-    assert {*there.files} == {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
-    texts = [data for name, data in there.files.items() if name.endswith("json")]
-    assert [text for text in texts if str(finished("lora").parent).encode() in text] == []
-
-
-@each(
-    ("public", "words"),
-    [
-        (True, "is private on the hub, and a push does not change that"),
-        (False, r"is public on the hub  \(add --public"),
-    ],
-)
+@each("public, words", [(True, "is private on the hub"), (False, r"is public .* \(add --public")])
 def test_a_repository_is_made_and_stays_as_visible_as_asked(hub, out, public, words):
     assert push(out, NAME, public=not public).private is public
-    assert hub.repositories[NAME].private is public
+    assert hub.repositories.pop(NAME) is public
+    hub.repositories[NAME] = public
     with pytest.raises(CannotPush, match=words):
         push(out, NAME, public=public)
     hub.repositories.clear()
 
 
-def test_a_second_push_sends_only_what_changed_and_names_files_of_others(hub, out):
-    push(out, NAME)
-    hub.repositories[NAME].files["notes.txt"] = b"by hand"
-    hub.asked.clear()
-    done = push(out, NAME)
-    assert done.others == ["notes.txt"]
-    assert not [asked for asked in hub.asked if asked.startswith("PUT") or "commit/main" in asked]
-    assert done.url.endswith(hub.repositories[NAME].commits[-1])
-
-
-# --- what is refused -----------------------------------------------------------------------------
-
-
 def test_an_export_that_failed_its_gate_is_not_pushed_unless_allowed(hub, tmp_path):
     run = Path(shutil.copytree(finished("lora"), tmp_path / "run"))
-    write_hashed(run / "validation.json", failing(run))
+    gate = {"passed": False, "reasons": ["accuracy 12 %, at least 95 % asked"]}
+    failed = {"weights": weights_hash(run / "final"), "checkpoint": "final", "gate": gate}
+    write_hashed(run / "validation.json", json.dumps(failed))
     export(run, tmp_path / "out", device="cpu", allow_failed=True)
     with pytest.raises(CannotExport, match="the quality gate failed: accuracy 12 %"):
         push(tmp_path / "out", NAME)
     assert hub.asked == []
     push(tmp_path / "out", NAME, allow_failed=True)
-    assert hub.repositories[NAME].commits
+    assert hub.files
 
 
-def test_an_export_that_was_changed_is_not_pushed(hub, out):
+def test_changed_exports_other_folders_and_other_names_are_refused_before_the_hub_is_asked(
+    hub, out, monkeypatch, tmp_path
+):
+    from huggingface_hub import constants
+
+    for missing in (EXPORT_RECORD, "DONE"):
+        (out / missing).rename(tmp_path / "aside")
+        with pytest.raises(CannotPush, match="is not an export: "):
+            push(out, NAME)
+        (tmp_path / "aside").rename(out / missing)
+    for name in ("colours", "anna/", "anna/a/b", "../x", "anna/colours now"):
+        with pytest.raises(CannotPush, match="is not the name of a repository"):
+            check_push(name)
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(CannotPush, match=r"there is no token for the hub  \(set HF_TOKEN"):
+        push(out, NAME)
     card = out / "README.md"
     card.write_text(card.read_text(encoding="utf-8") + "more\n", encoding="utf-8")
     with pytest.raises(Damaged, match="README"):
@@ -133,92 +143,50 @@ def test_an_export_that_was_changed_is_not_pushed(hub, out):
     assert hub.asked == []
 
 
-@each("missing", [EXPORT_RECORD, "DONE"])
-def test_another_folder_is_not_pushed(hub, tmp_path, out, missing):
-    (out / missing).rename(out.parent / "aside")
-    with pytest.raises(CannotPush, match="is not an export: "):
-        push(out, NAME)
-    (out.parent / "aside").rename(out / missing)
+def http_error(status: int) -> Exception:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    request = httpx.Request("POST", "https://hub")
+    response = httpx.Response(status, request=request)
+    return HfHubHTTPError("", response=response, server_message=f"told to fail {TOKEN}")
 
 
-@each("name", ["colours", "anna/", "anna/a/b", "../x", "anna/colours now"])
-def test_a_name_that_is_no_repository_is_refused_before_anything_else(hub, name):
-    with pytest.raises(CannotPush, match="is not the name of a repository"):
-        check_push(name)
-    assert hub.asked == []
-
-
-def test_without_a_token_nothing_is_asked(hub, out, monkeypatch, tmp_path):
-    from huggingface_hub import constants
-
-    monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    with pytest.raises(CannotPush, match=r"there is no token for the hub  \(set HF_TOKEN"):
-        push(out, NAME)
-    assert hub.asked == []
-
-
-# --- what goes wrong -----------------------------------------------------------------------------
+def wrapped(error: Exception) -> Exception:
+    """As the client wraps errors of an upload."""
+    outer = RuntimeError("Error while uploading 'x' to the Hub.")
+    outer.__cause__ = error
+    return outer
 
 
 @each(
-    ("where", "status", "kind", "words"),
+    ("where", "error", "kind", "words"),
     [
-        ("whoami", 401, CannotPush, r"the hub does not accept the token \(401\)"),
-        ("repos/create", 403, CannotPush, r"anna/colours: the token may not write there \(403\)"),
-        ("preupload", 403, CannotPush, r"anna/colours: the token may not write there \(403\)"),
-        (
-            "commit/main",
-            404,
-            CannotPush,
-            "anna/colours: there is no such account or repository on the hub",
-        ),
-        ("commit/main", 409, HubUnavailable, r"anna/colours: has changed meanwhile \(4"),
-        ("commit/main", 412, HubUnavailable, r"anna/colours: has changed meanwhile \(4"),
-        ("commit/main", 503, HubUnavailable, r"the hub is unavailable \(5"),
-        ("repos/create", 500, HubUnavailable, r"the hub is unavailable \(5"),
-        ("commit/main", 413, CannotPush, r"anna/colours: the hub refused the push \(4"),
-        ("large/", 400, CannotPush, r"anna/colours: the hub refused the push \(4"),
+        ("whoami", http_error(401), CannotPush, "refused the push: 401, told to fail"),
+        ("create_repo", http_error(403), CannotPush, "refused the push: 403, told to fail"),
+        ("upload_folder", http_error(404), CannotPush, "refused the push: 404"),
+        ("upload_folder", http_error(409), HubUnavailable, "unavailable: 409"),
+        ("upload_folder", http_error(429), HubUnavailable, "unavailable: 429"),
+        ("create_repo", http_error(503), HubUnavailable, r"unavailable: 503.*repeat the command"),
+        ("upload_folder", wrapped(http_error(400)), CannotPush, "refused the push: 400"),
+        ("upload_folder", wrapped(http_error(500)), HubUnavailable, "unavailable: 500"),
+        ("upload_folder", RuntimeError("xet broke"), HubUnavailable, "unavailable: xet broke"),
+        ("upload_folder", ValueError("invalid YAML"), CannotPush, "invalid YAML"),
+        ("model_info", httpx.ConnectError("no route"), HubUnavailable, "unavailable: no route"),
     ],
 )
-def test_hub_errors_are_readable(hub, out, where, status, kind, words):
-    hub.repositories.clear()
-    hub.objects.clear()
-    hub.faults[:] = [(where, status)] * 9  # more often than it retries
-    with pytest.raises(kind, match=words):
+def test_hub_errors_are_readable_and_show_no_token(hub, out, where, error, kind, words):
+    hub.faults = {where: error}
+    with pytest.raises(kind, match=words) as raised:
         push(out, NAME)
-    assert all(not there.commits for there in hub.repositories.values())
-    hub.faults.clear()
+    assert TOKEN not in str(raised.value)
+    assert hub.files == {}
 
 
-@each("where", ["repos/create", "api/models/anna/colours$", "commit/main"])
-def test_temporary_hub_errors_are_retried(hub, out, where):
-    hub.repositories.clear()
-    hub.faults[:] = [(where, 503)]
-    said: list[str] = []
-    push(out, NAME, tell=said.append)
-    assert "the hub is unavailable, retrying in" in said[0]
-    assert len(hub.repositories[NAME].commits) == 1
-
-
-def test_an_unreachable_hub_is_a_readable_error(hub, out, monkeypatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(HubUnavailable, match=r"http://127.0.0.1:9 cannot be reached: "):
+def test_an_interrupted_push_says_how_to_continue(hub, out):
+    hub.faults = {"upload_folder": Interrupted(2)}
+    with pytest.raises(Interrupted) as ended:
         push(out, NAME)
-
-
-# --- the command ---------------------------------------------------------------------------------
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "expert", "export", *words]
-
-
-def environment(hub: Hub) -> dict[str, str]:
-    more = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
-    return {**os.environ, **more, "HF_HUB_OFFLINE": "0", "COLUMNS": "400"}
+    assert ended.value.left.startswith("nothing was pushed; expert export ")
 
 
 def test_the_command_lists_the_files_pushes_them_and_prints_the_commit(
@@ -229,49 +197,14 @@ def test_the_command_lists_the_files_pushes_them_and_prints_the_commit(
     words = ("export", str(finished("lora")), "--to", str(to), "--device", "cpu", "--push", NAME)
     ran = run(*words)
     assert (ran.code, ran.err) == (EXIT_OK, "")
-    assert f"{hub.url}/{NAME}/commit/{hub.repositories[NAME].commits[-1]}" in ran.out
-    assert all(name in ran.out for name in hub.repositories[NAME].files)
+    assert URL in ran.out
+    assert all(name in ran.out for name in hub.files)
     assert TOKEN not in ran.out
     again = run("export", str(to), "--push", NAME, "--json")
     assert json.loads(again.out)["pushed"]["repository"] == NAME
-    hub.faults[:] = [("whoami", 503)] * 9
+    hub.faults = {"whoami": http_error(503)}
     assert run("export", str(to), "--push", NAME).code == EXIT_UNAVAILABLE
-    hub.faults.clear()
+    hub.faults = {"whoami": http_error(403)}
+    assert run(*words[:3], str(tmp_path / "more"), "--push", "carol/x").code == EXIT_USAGE
     (to / "README.md").write_text("other", encoding="utf-8")
     assert run("export", str(to), "--push", NAME).code == EXIT_DAMAGED
-    refused = run(*words[:3], str(tmp_path / "more"), "--push", "carol/x")
-    assert refused.code == EXIT_USAGE
-
-
-@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of POSIX")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
-def test_a_push_that_was_broken_off_commits_nothing_and_continues(hub, out, number):
-    with subprocess.Popen(
-        command(str(out), "--push", NAME),
-        env=environment(hub),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-
-        def end(what: str) -> bool:
-            if "commit/main" not in what:
-                return False
-            process.send_signal(number)
-            process.wait()
-            return True
-
-        hub.unanswered = end
-        told = process.stderr.read()
-    assert process.returncode == (-9 if number == signal.SIGKILL else 130)
-    assert "Traceback" not in told
-    if number == signal.SIGINT:
-        assert "nothing was pushed; expert export " in told
-    hub.unanswered = lambda what: False
-    assert hub.repositories[NAME].commits == []
-    sent = [asked for asked in hub.asked if asked.startswith("PUT")]
-    assert sent
-    hub.asked.clear()
-    push(out, NAME)
-    assert not [asked for asked in hub.asked if asked.startswith("PUT")]
-    assert len(hub.repositories[NAME].commits) == 1

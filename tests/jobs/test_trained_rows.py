@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from expert.jobs.validate.test_sets import NoTestSet
 from expert.jobs.validate.validate import validate
-from tests.jobs.runs import ROWS as RUN_ROWS
 from tests.jobs.runs import run, write_expert
 from tests.jobs.validated_runs import ROWS, YES, own_run, written
 
@@ -38,24 +36,6 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
     named = tmp_path / "test.jsonl"
     done = validate(folder, test_set=named, device="cpu", min_accuracy=0.0, limit=2)
     assert done.result.rows.examples == 2
-
-
-def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data(
-    tmp_path, monkeypatch
-):
-    import expert.data.pipeline as preparing
-
-    folder = own_run(tmp_path)
-
-    recipe_of = preparing.recipe_of
-
-    def with_other_columns(*asked: Any) -> Any:
-        recipe, place = recipe_of(*asked)
-        return replace(recipe, columns="others"), place
-
-    monkeypatch.setattr(preparing, "recipe_of", with_other_columns)
-    with pytest.raises(NoTestSet, match="are not known: the columns changed since the run"):
-        validate(folder, device="cpu")
 
 
 def test_a_run_resumed_with_other_rows_has_no_held_out_rows(tmp_path):
@@ -176,11 +156,3 @@ def test_a_note_says_why_it_is_unknown_which_cases_were_trained_on(tmp_path):
     notes = judged_by(folder, NEW[:2]).notes
     assert any("these cases: the prepared rows are gone" in note for note in notes)
     assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
-
-
-def test_duplicate_rows_are_not_both_trained_on_and_held_out(tmp_path):
-    folder = own_run(tmp_path, rows=[*RUN_ROWS, *RUN_ROWS])
-    done = validate(folder, device="cpu", min_accuracy=0.0)
-    assert done.learnt is None
-    assert len(done.result.cases) == 10
-    assert len({each.case.prompt for each in done.result.cases}) == 5

@@ -9,22 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from expert.answer.decoding import CannotSample, resolve_decoding
-from expert.answer.engine import answer_all
+from expert.answer.decoding import CannotSample
 from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
-from expert.data.records import Example, Turn
 from expert.jobs.sample.sample import load_expert, sample
 from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import find_test_set, with_rendered_answers
 from expert.jobs.validate.validate import validate
-from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS
 from expert.judging.oracles.oracle import JudgeOptions, oracle_for
-from expert.run.stored.choose_checkpoint import choose
-from expert.run.stored.load import load_trained, read_plan
+from expert.run.stored.load import read_plan
 from tests.data.template.chat_templates import family
 from tests.jobs.runs import WORDS, base_model, place, run, write_expert
 from tests.jobs.validated_runs import as_it_was, rows_file, written
@@ -86,16 +81,6 @@ def test_an_expert_trained_on_its_calls_passes_the_gate():
     assert "judged as calls (" in (score_sheet(done).title or "")
 
 
-def test_other_calls_fail_it_with_what_is_wrong_in_them(tmp_path):
-    rows = [row("say cat 1", call(yes=False)), row("say dog 1", call(yes=True), id="right")]
-    done = validate(calling(), device="cpu", test_set=rows_file(tmp_path, rows))
-    assert done.gate.reasons == ("accuracy 50.0% is below 95.0%",)
-    assert [each.judgement.reason for each in done.result.cases] == [
-        "call 1 of ok: $.yes: true instead of false",
-        "",
-    ]
-
-
 def test_answers_after_what_a_tool_gave_back_are_cases_too(tmp_path):
     reported = {"role": "tool", "content": "done"}
     last = {"role": "assistant", "content": "It is done."}
@@ -108,64 +93,17 @@ def test_answers_after_what_a_tool_gave_back_are_cases_too(tmp_path):
     assert "judged as calls and text (" in (score_sheet(done).title or "")
 
 
-def test_a_question_with_tools_is_written_as_in_training():
-    folder = RunFolder(calling())
-    plan = read_plan(folder)
-    trained = load_trained(folder, plan, choose(folder, "final"), device=torch.device("cpu"))
-    question = Example((Turn("user", "say cat 1"),), tools=json.dumps(TOOLS))
-    asked = trained.template.prompt(question.turns, question.tools)
-    assert asked.startswith("<tool>ok</tool><|im_start|>user\nsay cat 1<|im_end|>")
-    seen: list[str] = []
-    prompt = type(trained.template).prompt
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            type(trained.template),
-            "prompt",
-            lambda self, *given: seen.append(prompt(self, *given)) or seen[-1],
-        )
-        (answer,) = answer_all(trained, [question], resolve_decoding(plan, {})[0])
-    assert seen == [asked]
-    assert answer.marked == WRITTEN
-
-
-LLAMA = """\
-{%- if tools %}{{ tools | tojson }}{% endif %}
-{%- for m in messages %}
-{{- '<h>' + m.role + '</h>' }}
-{%- if m.tool_calls %}{% set c = m.tool_calls[0].function %}
-{{- '{"name": "' + c.name + '", "parameters": ' + c.arguments | tojson + '}' }}
-{%- else %}{{ m.content }}{% endif %}
-{{- '<e>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<h>assistant</h>' }}{% endif %}"""
-NO_JSON = LLAMA.replace(
-    """'{"name": "' + c.name + '", "parameters": ' + c""", "c.name + c"
-).replace(" + '}' }}", " }}")
-
-
-def asked_of(template: str, rows: Path) -> Case:
-    """The first case of the rows, as a model with this template is asked."""
-    folder = RunFolder(calling())
-    test = find_test_set(Run(folder, read_plan(folder), None), named=rows)
-    return with_rendered_answers(test.asked(), family(template))[0]
-
-
 def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path):
     said = {"role": "assistant", "content": "Yes.", "tool_calls": call(yes=True)["tool_calls"]}
+    folder = RunFolder(calling())
     rows = rows_file(tmp_path, [row("a", said)])
-    case = asked_of(TEMPLATE, rows)
+    test = find_test_set(Run(folder, read_plan(folder), None), named=rows)
+    [case] = with_rendered_answers(test.asked(), family(TEMPLATE))
     assert case.expected == f"Yes.{WRITTEN}"
     assert case.check["marks"]["opening"] == "[CALL]"
-    case = asked_of(LLAMA, rows)
-    assert case.expected == '{"name": "ok", "parameters": {"yes": true}}'
     judge = oracle_for(CALLS)
     assert judge(case, case.expected, JudgeOptions()).passed is True
-    assert judge(case, WRITTEN, JudgeOptions()).passed is False
-    # Calls that nothing here can read never count as right.
-    case = asked_of(NO_JSON, rows_file(tmp_path, [row("a")]))
-    assert case.expected == 'ok{"yes": true}'
-    for answer in (case.expected, WRITTEN, IN_CHATML):
-        assert judge(case, answer, JudgeOptions()).passed is None
+    assert judge(case, IN_CHATML, JudgeOptions()).passed is False
 
 
 # --- asked by hand -------------------------------------------------------------------------------

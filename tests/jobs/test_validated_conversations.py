@@ -10,7 +10,7 @@ from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.validate.validate import validate
 from expert.judging.score import wilson
-from tests.jobs.validated_runs import YES, as_it_was, learnt, own_run, rows_file, written
+from tests.jobs.validated_runs import YES, as_it_was, learnt, rows_file, written
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -73,13 +73,3 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
     assert done.result.rows.examples == 4
     with pytest.raises(CannotExport, match="passed on only 4 of 12 cases  "):
         export(learnt(), tmp_path / "out", device="cpu")
-
-
-def test_all_answers_of_a_conversation_trained_on_count_as_trained_on(tmp_path):
-    rows = [talk(f"a {n}", YES, "b", YES) for n in range(8)]
-    folder = own_run(tmp_path / "own", rows=rows, validation_split=0)
-    other = [talk("new", YES, "b", YES)]
-    done = validate(
-        folder, test_set=rows_file(tmp_path, [*rows[:2], *other]), device="cpu", min_accuracy=0.0
-    )
-    assert [each.learnt for each in done.result.cases] == [True] * 4 + [False] * 2

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from expert.core.errors import EXIT_RUN_FAILED
@@ -18,8 +15,6 @@ from expert.jobs.validate import models as model_module
 from expert.jobs.validate.models import ProcessFailed, models_on_cards
 from expert.jobs.validate.validate import validate
 from tests.answer.test_answering import GREEDY
-from tests.jobs.runs import until
-from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt, written
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -50,18 +45,6 @@ def test_two_processes_write_the_verdict_of_one():
     assert len(many["cases"]) == 11
     answering = [done for what, done, of in reported if what.endswith("final: answering")]
     assert answering[-1] == 11  # one bar over all
-
-
-@pytest.mark.slow
-def test_any_number_of_processes_writes_the_verdict_of_one():
-    for run, asked in (
-        (learnt(), {"checkpoints": "all", "baseline": str(finished("full"))}),
-        (finished("lora+soft"), {"domain": "open"}),
-        (finished_characters(), {}),
-    ):
-        if "baseline" in asked:
-            asked = {**asked, "test_set": learnt().parents[1] / "test.jsonl"}
-        assert verdict(run, gpus="3", **asked) == verdict(run, **asked)
 
 
 # Answers with its card and the size of what it was asked, or does what `ILL` says.
@@ -125,28 +108,3 @@ def test_a_process_that_dies_or_refuses_ends_all(fake):
 def test_cards_that_are_not_there_are_refused_before_anything_is_read():
     with pytest.raises(Exception, match="--gpus all"):
         validate("nowhere", device="cpu", gpus="all")
-
-
-@pytest.mark.slow
-def test_where_the_command_is_killed_its_processes_end():
-    code = (
-        "import sys\nfrom expert.jobs.validate.models import models_on_cards\n"
-        "with models_on_cards([{}, {}], 'cpu') as models:\n"
-        "    print(*(each.child.pid for each in models.processes), flush=True)\n"
-        "    sys.stdin.read()\n"
-    )
-    words = [sys.executable, "-c", code]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        pids = list(map(int, parent.stdout.readline().split()))
-        assert len(pids) == 2
-        parent.send_signal(signal.SIGKILL)
-    until(lambda: not any(map(is_running, pids)), 60)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

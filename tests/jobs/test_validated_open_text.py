@@ -187,9 +187,3 @@ def test_the_loss_of_plain_text_is_held_to_that_of_a_baseline(tmp_path):
     worse = validate(learnt(), device="cpu", baseline="base", test_set=file, max_regression=0.0)
     assert worse.gate.passed is False
     assert worse.gate.reasons[0].startswith("loss ")
-
-
-def test_conversations_are_not_put_to_a_model_that_continues_text(tmp_path):
-    file = rows_file(tmp_path, [{"instruction": "a", "output": "b"}])
-    with pytest.raises(CannotValidate, match="the character model only continues text"):
-        validate(finished_characters(), device="cpu", test_set=file)

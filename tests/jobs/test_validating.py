@@ -96,19 +96,6 @@ def test_cases_of_a_file_are_written_like_training_rows(tmp_path):
     assert [each.judgement.passed for each in done.result.cases] == [True, False, True, False]
 
 
-def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
-    """Attacks on the judges themselves are in tests/judging; this is the way a row gets there."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "canary.csv").write_text("1,swordfish\n", encoding="utf-8")
-    nodes = "CREATE NODE TABLE P(id INT64, name STRING, PRIMARY KEY(id))"
-    attack = f"COPY (MATCH (p:P) RETURN p.*) TO '{tmp_path}/canary.csv'"
-    row = {"instruction": "say cat", "output": "MATCH (a:P) RETURN a.name", "domain": "cypher"}
-    file = rows_file(tmp_path, [{**row, "check": {"setup": [nodes, attack]}}])
-    assert validate(learnt(), device="cpu", test_set=file).gate.passed is False
-    assert (tmp_path / "canary.csv").read_text(encoding="utf-8") == "1,swordfish\n"
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 @each(
     ("given", "error", "text"),
     [

@@ -16,11 +16,8 @@ def standing(passed: int, failed: int = 0, none: int = 0, loss: float | None = 1
     [
         (standing(95, 5), None, ()),
         (standing(94, 6), None, ("accuracy 94.0% is below 95.0%",)),
-        (standing(100, 0, 5), None, ()),
         (standing(90, 0, 10), None, ("10 of 100 cases have no oracle, 10.0%; at most 5% may",)),
-        (standing(0, 0, 1), None, ("1 of 1 cases have no oracle, 100.0%; at most 5% may",)),
         (standing(95, 5), standing(100), ()),
-        (standing(96, 4), standing(50, 50), ()),
     ],
 )
 def test_the_gate_of_the_usual_demands(now, before, reasons):
@@ -59,7 +56,6 @@ def on_rows(loss: float, tokens: float | None = 0.5) -> ModelResult:
         (on_rows(0.97), GateRequirements(), ()),
         (on_rows(3.45), GateRequirements(), ("loss 3.4500 is not below the base's 3.4500",)),
         (on_rows(float("nan")), GateRequirements(), ("loss nan is not below the base's 3.4500",)),
-        (on_rows(3.0), GateRequirements(min_improvement=0.1), ()),
         (
             on_rows(3.2),
             GateRequirements(min_improvement=0.1),
@@ -75,7 +71,6 @@ def on_rows(loss: float, tokens: float | None = 0.5) -> ModelResult:
             GateRequirements(min_token_accuracy=0.6),
             ("token accuracy 50.0% is below 60.0%",),
         ),
-        (on_rows(1.0, 0.3), GateRequirements(min_token_accuracy=0.2), ()),
     ],
 )
 def test_open_text_is_held_to_its_base(now, demands, reasons):

@@ -34,8 +34,8 @@ def test_a_judge_is_told_all_of_a_case_and_scores_come_back_in_the_order_of_the_
         "    print(json.dumps({'id': case['id'], 'score': score, 'reason': case['prompt']}))\n",
     )
     assert [each.score for each in found] == [1.0, 0.0, 0.5]
-    assert [each.judgement.passed for each in found] == [True, False, True]
-    assert found[2].judgement.reason == "score 0.5: say 2"
+    assert [each.passed for each in found] == [True, False, True]
+    assert found[2].reason == "score 0.5: say 2"
     assert faults == []
 
 
@@ -57,8 +57,8 @@ def test_a_judge_is_told_all_of_a_case_and_scores_come_back_in_the_order_of_the_
 def test_what_a_judge_does_wrong_is_told_in_words_and_is_no_pass(tmp_path, code, fault):
     found, faults = scored(tmp_path, code)
     assert any(fault in text for text in faults), faults
-    assert found[0].judgement.passed is None
-    assert found[0].judgement.reason.startswith("no score: ")
+    assert found[0].passed is None
+    assert found[0].reason.startswith("no score: ")
 
 
 def test_a_judge_that_takes_too_long_is_ended_with_what_it_started(tmp_path):

@@ -71,7 +71,7 @@ def test_without_its_packages_a_domain_has_no_oracle_and_says_how_to_get_them(do
     found = judged(domain, "SELECT 1", "SELECT 1")
     assert found.passed is None
     assert found.reason.endswith(f"({pip_install('validate')})")
-    not_blocked = replace(JUDGES[domain], packages=("jsonschema", "no_such_package"))
+    not_blocked = JUDGES[domain]._replace(packages=("jsonschema", "no_such_package"))
     monkeypatch.setitem(JUDGES, domain, not_blocked)
     assert missing_packages(domain) == ["no_such_package"]
     with pytest.raises(UnknownDomain, match="known: json, sql, cypher, typescript, calls, text"):

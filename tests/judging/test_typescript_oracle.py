@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from expert.judging.judge_pool import judge_all
-from expert.judging.oracles.typecheck import find_tsc, type_errors
+from expert.judging.oracles.typescript import find_tsc, type_errors
 from tests.judging.judged import case_of
 
 ADD = "function f(a: number, b: string): string {\n  return b + a;\n}"

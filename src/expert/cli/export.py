@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.show.display import Line, make_console, show_lines, write_json
+from expert.cli.show.display import Line, make_console, show, show_lines, write_json
 from expert.cli.show.options import Checkpoint, ComputeDevice, Device, RunFolder, json_option
 from expert.cli.show.progress import Stages
 from expert.core.errors import EXIT_DAMAGED, EXIT_UNAVAILABLE
-from expert.core.text import counted, gib
+from expert.core.text import gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,29 +133,19 @@ def _push(
 
     if as_json or not console.is_terminal:  # bars would fill a log
         disable_progress_bars()
-
-    with Stages(console) as stage:
-
-        def list_files(files: dict[str, int]) -> None:
-            stage()
-            lines = [f"  {gib(size):>10}  {name}" for name, size in files.items()]
-            many = f"{counted(len(files), 'file')}, {gib(sum(files.values()))}"
-            lines.append(f"uploading {many} to {push} ({'public' if public else 'private'}) …")
-            show_lines(console, [(line, "") for line in lines])
-
-        stage("preparing the upload")
-        done = push_job(
-            folder,
-            push,
-            public=public,
-            allow_failed=allow_failed,
-            list_files=list_files,
-            tell=lambda text: show_lines(console, [(text, "yellow")]),
-        )
+    done = push_job(
+        folder,
+        push,
+        public=public,
+        allow_failed=allow_failed,
+        tell=lambda text: show(console, text),
+    )
     if not as_json:
-        others = ", ".join(done.others)
-        more = [(f"warning: the repository also has files of other exports: {others}", "yellow")]
-        show_lines(console, [(f"✓ pushed: {done.url}", ""), *(more if others else [])])
+        show(console, f"✓ pushed: {done.url}")
+        if done.others:
+            others = ", ".join(done.others)
+            warning = f"warning: the repository also has files of other exports: {others}"
+            show(console, warning, "yellow")
     return done
 
 

@@ -30,7 +30,7 @@ from expert.cli.show.options import (
     hint_unused_gpus,
     json_option,
 )
-from expert.cli.show.progress import SECONDS_BETWEEN_LINES, Pace
+from expert.cli.show.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED
 from expert.core.text import counted, duration, loss, shell_quoted, visible
 from expert.judging.domain import JUDGES
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.jobs.validate.validation import CheckpointResult, Judged, Validation
-    from expert.judging.score import Score
     from expert.training.evaluation import EvalResult
 
 SHOWN = 3
@@ -172,49 +171,39 @@ def validate(
 
 
 class ValidatingView:
-    """A bar with rate and time left in a terminal, a line now and then elsewhere."""
+    """A bar with the time left in a terminal, a line now and then elsewhere."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich import progress as rich
+
         self._console, self._clock = console, clock
-        self._bar: Any = None
-        self._now, self._printed, self._pace = "", 0.0, Pace()
+        self._now, self._printed = "", 0.0
+        columns = (
+            *(rich.TextColumn("[bold]{task.description}"), rich.BarColumn()),
+            *(rich.MofNCompleteColumn(), rich.TimeRemainingColumn()),
+        )
+        self._bar = rich.Progress(*columns, console=console, transient=True, get_time=clock)
 
     def __enter__(self) -> ValidatingView:
         if self._console.is_terminal:
-            from rich import progress as rich
-
-            columns = (
-                rich.TextColumn("[bold]{task.description}"),
-                *(rich.BarColumn(), rich.MofNCompleteColumn()),
-                *(rich.TextColumn("{task.fields[rate]}"), rich.TimeRemainingColumn()),
-            )
-            self._bar = rich.Progress(*columns, console=self._console, transient=True)
-            self._bar.add_task("", total=None, rate="")
             self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
+        if self._console.is_terminal:
             self._bar.stop()
 
     def __call__(self, what: str, done: int, of: int) -> None:
         """Report progress; `of` is 0 if the total is unknown."""
-        now, is_new = self._clock(), what != self._now
-        if is_new:
-            self._now, self._pace, self._printed = what, Pace((0, now)), now
-        pace = self._pace.rate(done, now)
-        rate = f"{pace:.1f}/s" if pace else ""
-        if self._bar is not None:
-            if is_new:
-                self._bar.reset(self._bar.task_ids[0], description=what, total=of or None)
-            task = self._bar.task_ids[0]
-            self._bar.update(task, completed=done, total=of or None, rate=rate)
-        elif is_new:
-            show(self._console, f"{what} …", "dim")
-        elif of and done < of and now - self._printed >= SECONDS_BETWEEN_LINES:
-            self._printed = now
-            left = f", {duration((of - done) / pace)} left" if pace else ""
-            show(self._console, f"{what}: {done} of {of}, {rate}{left}")
+        is_new, self._now = what != self._now, what
+        if self._console.is_terminal:
+            for task in self._bar.task_ids if is_new else ():
+                self._bar.remove_task(task)
+            task = self._bar.add_task(what) if is_new else self._bar.task_ids[0]
+            self._bar.update(task, completed=done, total=of or None)
+        elif is_new or (of > done and self._clock() - self._printed >= SECONDS_BETWEEN_LINES):
+            self._printed = self._clock()
+            show(self._console, f"{what} …" if is_new else f"{what}: {done} of {of}", "dim")
 
 
 # --- what was found ------------------------------------------------------------------------------
@@ -223,10 +212,8 @@ class ValidatingView:
 def _show_validation(done: Validation, console: Console) -> None:
     """The table, examples, whether the gate passes, and what to do if it fails."""
     show_sheet(score_sheet(done), console)
-    if done.checkpoints:
+    if done.checkpoints and (best := done.best) is not None:
         show_sheet(_checkpoint_sheet(done), console)
-        best = done.best
-        assert best is not None
         by = "correct answers" if best.score.cases else "loss"
         by = "score" if best.scores.mean is not None else by
         show(console, f"best by {by}: {best.name}", "bold")
@@ -235,11 +222,12 @@ def _show_validation(done: Validation, console: Console) -> None:
         from expert.core.rundir import RunFolder
         from expert.run.stored.choose_checkpoint import states
 
-        several = not done.checkpoints and len(states(RunFolder(done.folder))) > 1
-        again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"]) if several else ""
-        score = done.result.standing.score
-        for line in next_lines(done.folder, score, again, judge=bool(done.judge)):
-            show(console, line)
+        report = f"expert report {shell_quoted(done.folder)}"
+        still = f"{report} shows whether the loss was still falling; if so, train longer"
+        show(console, f"next: {still}")
+        if not done.checkpoints and len(states(RunFolder(done.folder))) > 1:
+            again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"])
+            show(console, f"      {again} finds the best checkpoint")
 
 
 def score_sheet(done: Validation) -> Sheet:
@@ -256,25 +244,19 @@ def score_sheet(done: Validation) -> Sheet:
         [name, *(each.get(name, "–") for each in facts.values())]
         for name in facts[done.result.name]
     ]
-
-    def share(name: str, task: str) -> str:
-        score = sides[name].by_task().get(task) if name in sides else None
-        return f"{_percent(score.accuracy)} of {score.judged}" if score is not None else "–"
-
-    tasks = [
-        [f"  {task}", *(share(name, task) for name in facts)]
-        for task in done.result.by_task()
-        if done.result.score.cases
-    ]
+    tasks = []
+    for task in done.result.by_task() if done.result.score.cases else ():
+        scores = [sides[name].by_task().get(task) if name in sides else None for name in facts]
+        shown = [f"{_percent(each.accuracy)} of {each.judged}" if each else "–" for each in scores]
+        tasks.append([f"  {task}", *shown])
     # `16 cases, judged as json`; if rows have several answers each, `16 cases of 4 rows`.
     judged = done.result.cases
     count = len({each.row for each in judged})
     of = f" of {counted(count, 'row')}" if count != len(judged) else ""
-    ways = dict.fromkeys(
-        JUDGES[name].title or name for name in (each.case.domain or done.domain for each in judged)
-    )
-    by = f"scored by {done.judge}" if done.judge else f"judged as {' and '.join(ways)}"
-    words = f"{counted(len(judged), 'case')}{of}, {by}"
+    domains = dict.fromkeys(each.case.domain or done.domain for each in judged)
+    ways = " and ".join(JUDGES[name].title or name for name in domains)
+    words = f"{counted(len(judged), 'case')}{of}, "
+    words += f"scored by {done.judge}" if done.judge else f"judged as {ways}"
     if not judged:
         words = f"no answers, {counted(done.result.rows.targets, 'token')}"
     title = f"{done.expert} on {done.model}: {words} ({done.test_set})"
@@ -316,20 +298,6 @@ def gate_lines(done: Validation) -> list[Line]:
     return [*lines, (f"wrote {done.file}", "dim")]
 
 
-def next_lines(folder: Path, score: Score, again: str, *, judge: bool = False) -> list[str]:
-    """What to do if the gate fails. `again`: the command that compares all checkpoints; "" if there
-    is nothing to compare or that was done."""
-    from expert.judging.gate import MAX_SHARE_WITHOUT_ORACLE
-
-    if judge and score.share_without_oracle > MAX_SHARE_WITHOUT_ORACLE:
-        return ["next: fix what the notes report about the judge command, and validate again"]
-    if score.share_without_oracle > MAX_SHARE_WITHOUT_ORACLE:  # training cannot change that
-        return ["next: give cases that can be judged (--test-set FILE) or a judge (--domain)"]
-    report = f"expert report {shell_quoted(folder)}"
-    lines = [f"next: {report} shows whether the loss was still falling; if so, train longer"]
-    return lines + ([f"      {again} finds the best checkpoint"] if again else [])
-
-
 def _facts(side: CheckpointResult) -> dict[str, str]:
     known, total = _loss_facts(side.rows), len(side.cases)
     if not total:
@@ -342,20 +310,11 @@ def _facts(side: CheckpointResult) -> dict[str, str]:
     counts = " / ".join(map(str, (score.passed, score.failed, score.without_oracle)))
     if side.is_scored:
         mean = "–" if side.scores.mean is None else f"{side.scores.mean:.3g}"
-        facts = {
-            "mean score": f"{mean} of {side.scores.scored}",
-            "enough / too low / no score": counts,
-            **exact,
-            **known,
-        }
+        facts = {"mean score": f"{mean} of {side.scores.scored}"}
+        facts |= {"enough / too low / no score": counts, **exact, **known}
     elif score.cases:
-        facts = {
-            "accuracy": _percent(score.accuracy),
-            "95 % interval": _interval(score.interval),
-            "correct / wrong / not judged": counts,
-            **exact,
-            **known,
-        }
+        facts = {"accuracy": _percent(score.accuracy), "95 % interval": _interval(score.interval)}
+        facts |= {"correct / wrong / not judged": counts, **exact, **known}
     else:  # open text: an exact match is shown, but not required
         facts = known | {f"{name} (not required)": text for name, text in exact.items()}
     rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
@@ -376,10 +335,10 @@ def _example_lines(done: Validation) -> list[Line]:
     compared, cases = done.comparison, done.result.cases
     wrong = [each for each in cases if each.judgement.passed is False]
     if compared is None or compared.difference is None:
-        answered = [each for each in cases if each.is_open]
-        if answered and not wrong:
-            return _cases(answered[:SHOWN], counted(len(answered), "open answer"), "")
-        return _cases(wrong[:SHOWN], counted(len(wrong), "wrong answer"), "yellow")
+        what, style = "wrong answer", "yellow"
+        if not wrong:
+            wrong, what, style = [each for each in cases if each.is_open], "open answer", ""
+        return _cases(wrong[:SHOWN], counted(len(wrong), what), style)
     low, high = compared.interval or (0.0, 0.0)
     against = (
         f"against the baseline {compared.difference:+.1%} ({low:+.1%} to {high:+.1%}): "

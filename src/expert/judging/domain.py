@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from expert.judging.answers import normalised
 
 
-@dataclass(frozen=True, kw_only=True)
-class JudgeKind:
+class JudgeKind(NamedTuple):
     """The judge of a domain, and its names."""
 
     file: str
     """Module in judging/oracles with a function `judge(case, answer, how)`."""
-    function: str = "judge"
     names: tuple[str, ...] = ()
-    """Other names for it in a manifest."""
-    tagged: bool = True
-    """Whether a tag like format:json selects it; format:text does not say how to judge."""
+    """Tags like format:json and values of grammar_type that select it."""
     packages: tuple[str, ...] = ()
+    function: str = "judge"
     title: str = ""
     """Name in output, if it differs."""
 
 
 JUDGES = {
-    "json": JudgeKind(file="json_values"),
-    "sql": JudgeKind(file="sql", packages=("sqlglot",)),
-    "cypher": JudgeKind(file="cypher", names=("neo4j",), packages=("antlr4_cypher", "ladybug")),
+    "json": JudgeKind("json_values", ("json",)),
+    "sql": JudgeKind("sql", ("sql",), ("sqlglot",)),
+    "cypher": JudgeKind("cypher", ("cypher", "neo4j"), ("antlr4_cypher", "ladybug")),
     "typescript": JudgeKind(
-        file="typescript",
-        names=("ts", "tsx"),
-        packages=("tree_sitter", "tree_sitter_typescript"),
+        "typescript", ("typescript", "ts", "tsx"), ("tree_sitter", "tree_sitter_typescript")
     ),
-    "calls": JudgeKind(file="calls", tagged=False),
-    "text": JudgeKind(file="text", tagged=False),
-    "open": JudgeKind(file="text", function="judge_open", tagged=False, title="open text"),
+    "calls": JudgeKind("calls"),
+    "text": JudgeKind("text"),
+    "open": JudgeKind("text", function="judge_open", title="open text"),
 }
-NAMES = {
-    name: domain for domain, kind in JUDGES.items() if kind.tagged for name in (domain, *kind.names)
-}
+NAMES = {name: domain for domain, kind in JUDGES.items() for name in kind.names}
 WRITTEN = {**NAMES, "text": "text", "open": "open"}
 """Values of grammar_type; calls are detected in the rows."""
 STRICT = ("parser-strict", "schema-strict")

@@ -76,20 +76,26 @@ def evaluate_gate(
     with its `base`."""
     parts: list[tuple[str, str]] = []
     """Requirements, each with the reason against; "" if it is met."""
-    if now.scores is not None:
-        parts.append(
-            (
-                f"mean score of at least {demands.min_score:g} by the judge command",
-                _score_fault(demands, now.scores),
-            )
-        )
+    most = f"at most {MAX_SHARE_WITHOUT_ORACLE:.0%} may"
+    if (scores := now.scores) is not None:
+        without, fault = scores.cases - scores.scored, ""
+        if without > MAX_SHARE_WITHOUT_ORACLE * scores.cases or scores.mean is None:
+            fault = f"{without} of {scores.cases} cases have no score of the judge command; {most}"
+        elif scores.mean < demands.min_score:
+            fault = f"mean score {scores.mean:.3g} is below {demands.min_score:g}"
+        asked = f"mean score of at least {demands.min_score:g} by the judge command"
+        parts.append((asked, fault))
     elif now.score.cases:
-        asked = f"accuracy of at least {demands.min_accuracy:.1%}"
-        parts.append((asked, _accuracy_fault(demands, now.score)))
+        score, least, fault = now.score, demands.min_accuracy, ""
+        if score.share_without_oracle > MAX_SHARE_WITHOUT_ORACLE:
+            fault = f"{score.without_oracle} of {score.cases} cases have no oracle, "
+            fault += f"{score.share_without_oracle:.1%}; {most}"
+        elif score.accuracy is not None and score.accuracy < least:
+            fault = f"accuracy {score.accuracy:.1%} is below {least:.1%}"
+        parts.append((f"accuracy of at least {least:.1%}", fault))
     if base is not None:
         least, asked_for = demands.min_improvement, demands.min_token_accuracy
-        by = f" by at least {least:.1%} of it" if least else ""
-        fault = ""
+        by, fault = f" by at least {least:.1%} of it" if least else "", ""
         if now.loss is None or base.loss is None:
             fault = "the loss on the held-out answers is not a number"
         elif not (now.loss < base.loss and now.loss <= base.loss * (1 - least)):  # also for NaN
@@ -99,36 +105,13 @@ def evaluate_gate(
         whose, fault = "the base's " if asked_for is None else "", ""
         if now.token_accuracy is not None and share is not None and now.token_accuracy < share:
             fault = f"token accuracy {now.token_accuracy:.1%} is below {whose}{share:.1%}"
-        wanted = whose.strip() or f"{share:.1%}"
-        parts.append((f"token accuracy of at least {wanted}", fault))
+        parts.append((f"token accuracy of at least {whose.strip() or f'{share:.1%}'}", fault))
     if before is not None:
         asked = f"at most {demands.max_regression:.0%} worse than the baseline"
         parts.append((asked, _regression(demands.max_regression, now, before)))
     reasons = tuple(fault for _, fault in parts if fault)
     passed = not reasons if parts else None
     return Gate(passed=passed, reasons=reasons, asked=tuple(asked for asked, _ in parts))
-
-
-def _score_fault(demands: GateRequirements, scores: Scores) -> str:
-    without = scores.cases - scores.scored
-    if without > MAX_SHARE_WITHOUT_ORACLE * scores.cases or scores.mean is None:
-        return (
-            f"{without} of {scores.cases} cases have no score of the judge command; at most "
-            f"{MAX_SHARE_WITHOUT_ORACLE:.0%} may"
-        )
-    below = scores.mean < demands.min_score
-    return f"mean score {scores.mean:.3g} is below {demands.min_score:g}" if below else ""
-
-
-def _accuracy_fault(demands: GateRequirements, score: Score) -> str:
-    if score.share_without_oracle > MAX_SHARE_WITHOUT_ORACLE:
-        return (
-            f"{score.without_oracle} of {score.cases} cases have no oracle, "
-            f"{score.share_without_oracle:.1%}; at most {MAX_SHARE_WITHOUT_ORACLE:.0%} may"
-        )
-    if score.accuracy is not None and score.accuracy < demands.min_accuracy:
-        return f"accuracy {score.accuracy:.1%} is below {demands.min_accuracy:.1%}"
-    return ""
 
 
 def _regression(most: float, now: ModelResult, before: ModelResult) -> str:

@@ -54,18 +54,10 @@ class JudgeCommand:
         return parts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """A judgement and its score; None if the command gave none."""
-
-    judgement: Judgement
-    score: float | None
-
-
 def score_all(
     judge: JudgeCommand, cases: Sequence[Case], answers: Sequence[str]
-) -> tuple[list[Scored], list[str]]:
-    """Every case with its score, and what went wrong with the command, in words."""
+) -> tuple[list[Judgement], list[str]]:
+    """The judgement of every case, and what went wrong with the command, in words."""
     asked = [
         {
             "id": case.id,
@@ -81,17 +73,13 @@ def score_all(
     found, faults = _read(said, {case.id for case in cases})
     missing = [case.id for case in cases if case.id not in found]
     if missing and not fault:
-        faults.append(
-            f"has no score for {len(missing)} of {len(cases)} cases, such as {missing[0]}"
-        )
-    why = fault or "the judge command gave no score"
+        fault = f"has no score for {len(missing)} of {len(cases)} cases, such as {missing[0]}"
     scored = []
     for case in cases:
-        score, text = found.get(case.id, (None, f"no score: {why}"))
+        score, text = found.get(case.id, (None, f"no score: the judge command {fault}"))
         passed = None if score is None else score >= judge.min_score
-        judgement = Judgement(passed=passed, reason=text, kind=JUDGE)
-        scored.append(Scored(judgement=judgement, score=score))
-    return scored, [f"the judge command {text}" for text in ([fault] if fault else []) + faults]
+        scored.append(Judgement(passed=passed, reason=text, kind=JUDGE, score=score))
+    return scored, [f"the judge command {text}" for text in (fault, *faults) if text]
 
 
 def _run(judge: JudgeCommand, asked: str) -> tuple[str, str]:

@@ -20,8 +20,7 @@ from pathlib import Path
 from expert.core.process import Child
 from expert.judging.cases import Case
 from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
-from expert.judging.oracles.typecheck import find_tsc, type_errors
-from expert.judging.oracles.typescript import TYPES
+from expert.judging.oracles.typescript import TYPES, find_tsc, type_errors
 from expert.planning.machine.host import cores_available
 
 SECONDS = 15.0

@@ -98,11 +98,7 @@ def compare(
     rows: Mapping[str, str] | None = None,
 ) -> Comparison:
     """Compare two sets of verdicts by case id; `rows`: the row of each case."""
-    both = [
-        case
-        for case, verdict in now.items()
-        if verdict is not None and before.get(case) is not None
-    ]
+    both = [case for case in now if now[case] is not None and before.get(case) is not None]
     wins = tuple(case for case in both if now[case] and not before[case])
     losses = tuple(case for case in both if before[case] and not now[case])
     if not both:

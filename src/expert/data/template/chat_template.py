@@ -216,8 +216,8 @@ class ChatTemplate(Template):
         measured: Mapping[int, tuple[_Answer, tuple[int, int]]],
         text: str,
     ) -> tuple[_Answer, tuple[int, int]] | None:
-        """The measure of an answer in the middle of a long conversation, from the one before it with
-        the same neighbours: rendering every beginning would take the square of the turns."""
+        """The measure of an answer in the middle of a long conversation, from the one before it:
+        rendering every beginning would take the square of the turns."""
         around = roles[place - 1 : place + 2]
         before = place - len(around) + 1
         if place < self.measured_turns or place == len(roles) - 1 or before not in measured:

@@ -2,81 +2,83 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.answer.decoding import end_tokens, resolve_decoding
-from expert.core.stored_json import read_object_or_empty
+from expert.core.install import pip_install
+from expert.core.stored_json import read_object, read_object_or_empty
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.card import languages
-from expert.jobs.export.chat_format import jinja_of
+from expert.jobs.export.chat_format import (
+    BASE_FILE,
+    MODELFILE,
+    base_file,
+    context_length,
+    jinja_of,
+    modelfile,
+)
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import Difference, Expected, compare, logits_of
+from expert.jobs.export.comparison import Expected, Written, compare, logits_of
 from expert.jobs.export.exported import Exported, ExportRequest, Kind
-from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
     family_of,
+    file_name,
     stored_tensors,
     tensor_converters,
     window_of,
 )
 from expert.jobs.export.gguf_file.file import (
+    FILE_TYPES,
     GgufMetadata,
+    new_writer,
     read_into,
-    refuse_type,
-    refuse_without_package,
     write_model,
+    write_tensors,
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
-from expert.jobs.export.modelfile import BASE_FILE, MODELFILE, base_file, context_length, modelfile
 from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.quality import Quality, QualityCheck
+from expert.jobs.export.quality import QualityCheck
+from expert.jobs.validate.held_out import Run
+from expert.jobs.validate.test_sets import data_folder
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
+from expert.planning.run_plan import RunPlan
+from expert.run.stored.load import Trained
 
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
-    from expert.run.stored.load import Trained
+_WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 
 
 def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | None) -> Kind:
     """The kind of the export; CannotExport, before anything is loaded, if GGUF cannot hold it."""
-    flag = "--gguf-adapter" if adapter else "--gguf"
+    flag, kind, why = "--gguf-adapter" if adapter else f"--gguf {gguf}", plan.adapter.type, ""
     if plan.model.name == CHAR_GPT:
-        raise CannotExport(
-            f"{flag}: llama.cpp does not support the character model  (export it without {flag})"
+        why = "llama.cpp does not support the character model  (export it without --gguf)"
+    elif dtype is not None:
+        why = "--dtype cannot be combined with it  (leave --dtype out)"
+    elif plan.adapter.soft_prompts:
+        why = "llama.cpp does not support soft prompts  (export with --adapter)"
+    elif adapter and kind == "full":
+        why = "all weights were trained, there is no adapter  (write the model with --gguf q8_0)"
+    elif adapter and kind != "lora":
+        why = f"llama.cpp supports LoRA only, not {kind}  (write the model with --gguf q8_0)"
+    elif not adapter and gguf not in FILE_TYPES:
+        why = (
+            f"this type is not supported  (use {', '.join(FILE_TYPES)}; for others, export f16 "
+            "and run llama-quantize of llama.cpp)"
         )
-    if dtype is not None:
-        raise CannotExport(f"--dtype: cannot be combined with {flag}  (leave --dtype out)")
-    if adapter:
-        refuse_adapter(plan.adapter)
-    else:
-        refuse_type(str(gguf))
-        if plan.adapter.soft_prompts:
-            raise CannotExport(
-                f"{flag}: llama.cpp does not support soft prompts  (export with --adapter)"
-            )
-    refuse_without_package(flag)
-    return "adapter" if adapter else "model" if plan.adapter.type == "full" else "merged"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What was written, and the results of its checks; all but two fields are those of a GGUF
-    file."""
-
-    difference: Difference
-    """Between the logits of the export and of the trained model."""
-    notes: tuple[str, ...]
-    file: str = ""
-    quality: Quality | None = None
-    tensors: Mapping[str, int] = field(default_factory=dict)
-    """Number of tensors of each type."""
+    elif importlib.util.find_spec("gguf") is None:
+        why = f"the gguf package is not installed  ({pip_install('gguf')})"
+    if why:
+        raise CannotExport(f"{flag}: {why}")
+    return "adapter" if adapter else "model" if kind == "full" else "merged"
 
 
 def write_gguf_model(
@@ -87,11 +89,13 @@ def write_gguf_model(
     tell: Callable[[str], None],
 ) -> Written:
     """Write the whole expert; the weights of `trained` become those of the file."""
-    from expert.jobs.validate.held_out import Run
-    from expert.jobs.validate.test_sets import data_folder
-
-    trained, kind = _merged_model(trained), source.gguf
-    model = trained.loaded.causal_lm
+    kind, loaded = source.gguf, trained.loaded
+    if loaded.adapter.type in ADAPTERS:  # merge it into the weights
+        module: Any = loaded.module
+        none = loaded.adapter.model_copy(update={"type": "none"})
+        loaded = replace(loaded, module=module.merge_and_unload(), adapter=none)
+        trained = replace(trained, loaded=loaded)
+    model = loaded.causal_lm
     family, words = _described(trained, expected)
     folder, plan = source.folder, source.plan
     run = Run(folder, plan, data_folder(folder, plan, None))
@@ -103,14 +107,72 @@ def write_gguf_model(
     read_into(target / file, model, family)
     difference = compare(expected.logits, [logits_of(model, ids) for ids in expected.ids])
     quality = check.after(trained, kind)
-    note = _write_modelfile(expected, trained, target, file)
+    notes = [*words.notes]
+    window = window_of(model.config)
+    if window and not family.windows and window < model.config.max_position_embeddings:
+        notes.append(
+            f"llama.cpp ignores this model's sliding window of {window:,} tokens: longer "
+            "conversations get different answers"
+        )
+    notes += _write_modelfile(expected, trained, target, file)
     return Written(
-        file=file,
-        difference=difference,
-        quality=quality,
-        tensors=tensors,
-        notes=(*words.notes, *filter(None, (_window_note(model.config, family), note))),
+        file=file, difference=difference, quality=quality, tensors=tensors, notes=tuple(notes)
     )
+
+
+def write_adapter(
+    path: Path, folder: Path, config: Any, family: Family, about: GgufMetadata
+) -> int:
+    """Write the adapter of a PEFT folder; returns how many matrices it changes.
+
+    llama.cpp scales by alpha / rank; other scaling (rslora, per-module ranks) is multiplied into B.
+    """
+    from safetensors.torch import load_file
+
+    settings = read_object(folder / "adapter_config.json")
+    pairs: dict[str, dict[str, Any]] = {}
+    unsupported = []
+    for key, tensor in load_file(folder / "adapter_model.safetensors").items():
+        match = _WEIGHT.fullmatch(key)
+        name = file_name(f"{match[1]}.weight", family, config) if match else None
+        if match is None or name is None or name == "token_embd.weight":
+            unsupported.append(key)
+            continue
+        values = tensor.float()
+        if match[2] == "B":
+            values = tensor_converters(name, family, config)[0](
+                values * _scaling(settings, match[1])
+            )
+        pairs.setdefault(name, {})[f"{name}.lora_{match[2].lower()}"] = values
+    if unsupported or settings.get("use_dora"):
+        shown = ", ".join(sorted(unsupported)[:3]) or "use_dora"
+        raise CannotExport(
+            f"--gguf-adapter: llama.cpp cannot load {shown}  (write the merged model with "
+            "--gguf q8_0)"
+        )
+    tensors = {key: value for pair in pairs.values() for key, value in sorted(pair.items())}
+    writer = new_writer(path, family, about, None)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", float(settings["lora_alpha"]))
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    write_tensors(writer, shapes, dict.fromkeys(tensors, "F32"), iter(tensors.values()))
+    return len(pairs)
+
+
+def _scaling(settings: Mapping[str, Any], module: str) -> float:
+    """PEFT's scaling of a module divided by llama.cpp's alpha / rank."""
+
+    def own(name: str, default: float) -> float:
+        patterns = settings.get(f"{name}_pattern") or {}
+        fitting = (
+            value for key, value in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module)
+        )
+        return float(next(fitting, default))
+
+    alpha = float(settings["lora_alpha"])
+    rank = own("rank", float(settings["r"]))
+    under = rank**0.5 if settings.get("use_rslora") else rank
+    return own("alpha", alpha) / under * rank / alpha
 
 
 def write_gguf_adapter(
@@ -135,7 +197,7 @@ def write_gguf_adapter(
     base = model.unload()
     base_plan = source.plan.model
     if base_plan.place == "built-in":
-        about = replace(about, name=base_plan.name)
+        about = about._replace(name=base_plan.name)
         write_model(target / BASE_FILE, base, family, words, "f16", about)
     reader = gguf.GGUFReader(path)
     factors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
@@ -148,12 +210,12 @@ def write_gguf_adapter(
                 weight = base.state_dict()[stored.source]
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
-    note = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
+    notes = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
     return Written(
         file=file,
         difference=difference,
         tensors={"F32": 2 * changed},
-        notes=(*words.notes, *filter(None, (note,))),
+        notes=(*words.notes, *notes),
     )
 
 
@@ -170,16 +232,6 @@ def _about(source: ExportRequest) -> GgufMetadata:
         languages=tuple(languages(manifest.get("capabilities") or ())[0]),
         tags=tuple(str(tag) for tag in manifest.get("tags") or ()),
     )
-
-
-def _merged_model(trained: Trained) -> Trained:
-    """The expert with its adapter merged into the weights."""
-    loaded = trained.loaded
-    if loaded.adapter.type not in ADAPTERS:
-        return trained
-    module: Any = loaded.module
-    none = loaded.adapter.model_copy(update={"type": "none"})
-    return replace(trained, loaded=replace(loaded, module=module.merge_and_unload(), adapter=none))
 
 
 def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary]:
@@ -204,41 +256,28 @@ def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary
     return family, words
 
 
-def _window_note(config: Any, family: Family) -> str:
-    window = window_of(config)
-    if family.windows or not window or window >= config.max_position_embeddings:
-        return ""
-    return (
-        f"llama.cpp ignores this model's sliding window of {window:,} tokens: longer conversations "
-        "get different answers"
-    )
-
-
 def _write_modelfile(
     expected: Expected, trained: Trained, target: Path, file: str, adapter: str = ""
-) -> str:
-    plan, config, prompt_format = (
-        trained.plan,
-        trained.loaded.causal_lm.config,
-        expected.prompt_format,
-    )
-    assert trained.template is not None
-    assert prompt_format is not None
-    how, _ = resolve_decoding(plan, {})
-    family = family_of(config)
-    window = None if family.windows else window_of(config)
-    stop = [trained.template.stop] if trained.template.stop and not prompt_format.plain else []
+) -> list[str]:
+    """Write the Modelfile; returns notes for the user."""
+    template, asked = trained.template, expected.prompt_format
+    assert template is not None
+    assert asked is not None
+    config = trained.loaded.causal_lm.config
+    window = None if family_of(config).windows else window_of(config)
+    length = config.max_position_embeddings
+    own_stops = [template.stop] if template.stop and not asked.plain else []
     text, note = modelfile(
         file,
-        trained.template,
-        plain=prompt_format.plain,
-        stops=list(dict.fromkeys([*stop, *prompt_format.stops])),
-        how=how,
-        context=context_length(plan.data.max_seq_length, config.max_position_embeddings, window),
+        template,
+        plain=asked.plain,
+        stops=list(dict.fromkeys([*own_stops, *asked.stops])),
+        how=resolve_decoding(trained.plan, {})[0],
+        context=context_length(trained.plan.data.max_seq_length, length, window),
         adapter=adapter,
     )
     (target / MODELFILE).write_text(text, encoding="utf-8")
-    return note
+    return [note] if note else []
 
 
 def gguf_record(done: Exported, written: Written) -> dict[str, object]:

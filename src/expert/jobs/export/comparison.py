@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Segment
 from expert.jobs.export.card import PromptFormat, keeps_adapter_dtype
+from expert.jobs.export.exported import Kind
 from expert.jobs.export.portable_base import BASE_COPY
+from expert.jobs.export.quality import Quality
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.base_folder import model_folder
+from expert.planning.run_plan import RunPlan
+from expert.run.stored.load import Trained
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from expert.jobs.export.exported import Kind
-    from expert.planning.run_plan import RunPlan
-    from expert.run.stored.load import Trained
 
 # Short and ASCII, so that every tokenizer and GPU can handle them.
 CHECKED_TEXTS = (
@@ -69,6 +67,19 @@ class Difference:
         return self.share <= tolerance and self.largest_share <= LARGEST * tolerance
 
 
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written, and the results of its checks; the last three are those of a GGUF file."""
+
+    difference: Difference
+    """Between the logits of the export and of the trained model."""
+    notes: tuple[str, ...]
+    file: str = ""
+    quality: Quality | None = None
+    tensors: Mapping[str, int] = field(default_factory=dict)
+    """Number of tensors of each type."""
+
+
 def compare(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Difference:
     """The difference between the logits of the same texts."""
     import torch
@@ -112,33 +123,26 @@ def logits_of(model: Any, ids: Sequence[int], soft_rows: Tensor | None = None) -
     without input embeddings is the character model."""
     import torch
 
-    with torch.no_grad(), _exact_products():
-        if not hasattr(model, "get_input_embeddings"):
-            tokens = torch.tensor([list(ids)], device=model.head().device)
-            characters: Tensor = model(tokens)[0]
-            return characters.float().cpu()
-        embedding = model.get_input_embeddings()
-        tokens = torch.tensor([list(ids)], device=embedding.weight.device)
-        if soft_rows is None:
-            output = model(input_ids=tokens, use_cache=False)
-        else:
-            words = embedding(tokens)
-            rows = soft_rows.to(words.device, words.dtype)[None]
-            output = model(inputs_embeds=torch.cat([rows, words], dim=1), use_cache=False)
-        logits: Tensor = output.logits[0, -len(ids) :]
-        return logits.float().cpu()
-
-
-@contextmanager
-def _exact_products() -> Iterator[None]:
-    """Float32 products without TF32, which a run in the same process may have allowed: it moves
-    float32 logits by 0.2 % of their spread (export-rounding-h200.json)."""
-    import torch
-
+    # Without TF32, which a run in the same process may have allowed: it moves float32 logits by
+    # 0.2 % of their spread (export-rounding-h200.json).
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        yield
+        with torch.no_grad():
+            if not hasattr(model, "get_input_embeddings"):
+                tokens = torch.tensor([list(ids)], device=model.head().device)
+                characters: Tensor = model(tokens)[0]
+                return characters.float().cpu()
+            embedding = model.get_input_embeddings()
+            tokens = torch.tensor([list(ids)], device=embedding.weight.device)
+            if soft_rows is None:
+                output = model(input_ids=tokens, use_cache=False)
+            else:
+                words = embedding(tokens)
+                rows = soft_rows.to(words.device, words.dtype)[None]
+                output = model(inputs_embeds=torch.cat([rows, words], dim=1), use_cache=False)
+            logits: Tensor = output.logits[0, -len(ids) :]
+            return logits.float().cpu()
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -155,44 +159,37 @@ def load_exported(
 ) -> Any:
     """Load an export with transformers and PEFT only, except for a quantised base and the character
     model."""
-    from expert.model.chargpt import load_char_gpt
-    from expert.model.load import DTYPES
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
 
+    from expert.model.chargpt import load_char_gpt
+    from expert.model.load import DTYPES, load_model
+
+    auto: Any = AutoModelForCausalLM
     if plan.model.name == CHAR_GPT:
         return load_char_gpt(folder, device)[0].eval().requires_grad_(False)
     if kind != "adapter":
-        transformers: Any = importlib.import_module("transformers")
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[dtype], device_map={"": str(device)}
-        ).eval()
-    base = _load_base(folder, plan, device)
-    if plan.adapter.type == "none":
-        return base.eval()
-    peft: Any = importlib.import_module("peft")
-    options = {"autocast_adapter_dtype": False} if keeps_adapter_dtype(plan) else {}
-    return peft.PeftModel.from_pretrained(base, folder, **options).eval()
-
-
-def _load_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
-    """The base in the dtype of training, as the model card's code loads it; a quantised base as the
-    run loads it."""
-    from expert.model.load import DTYPES, load_model
-
+        placed = {"": str(device)}
+        return auto.from_pretrained(folder, dtype=DTYPES[dtype], device_map=placed).eval()
     precision = plan.kernels.precision
     if precision == "fp16" and device.type == "cpu":
         precision = "fp32"
-    if plan.model.quantization not in QUANTISED:
+    base: Any
+    if plan.model.quantization in QUANTISED:
+        base = load_model(
+            plan.model,
+            plan.adapter.model_copy(update={"type": "none", "soft_prompts": []}),
+            plan.kernels.model_copy(update={"attention": "sdpa", "precision": precision}),
+            vocabulary=None,
+            device=device,
+            seed=0,
+        ).module
+        base.set_attn_implementation("sdpa")
+    else:  # in the dtype of training, as the model card's code loads it
         copied = folder / BASE_COPY
         place = copied if copied.is_dir() else model_folder(plan.model)
-        auto: Any = importlib.import_module("transformers").AutoModelForCausalLM
-        return auto.from_pretrained(place, dtype=DTYPES[precision]).to(device)
-    base: Any = load_model(
-        plan.model,
-        plan.adapter.model_copy(update={"type": "none", "soft_prompts": []}),
-        plan.kernels.model_copy(update={"attention": "sdpa", "precision": precision}),
-        vocabulary=None,
-        device=device,
-        seed=0,
-    ).module
-    base.set_attn_implementation("sdpa")
-    return base
+        base = auto.from_pretrained(place, dtype=DTYPES[precision]).to(device)
+    if plan.adapter.type == "none":
+        return base.eval()
+    options: Any = {"autocast_adapter_dtype": False} if keeps_adapter_dtype(plan) else {}
+    return PeftModel.from_pretrained(base, folder, **options).eval()

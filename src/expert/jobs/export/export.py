@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from expert.answer.decoding import (
     DecodingSettings,
@@ -20,7 +19,6 @@ from expert.core.publish import publishing
 from expert.core.resources import reporting_disk_full
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.as_gguf import (
-    Written,
     gguf_record,
     settle_gguf,
     write_gguf_adapter,
@@ -40,6 +38,7 @@ from expert.jobs.export.comparison import (
     TOLERANCE,
     Difference,
     Expected,
+    Written,
     checked_ids,
     compare,
     in_words,
@@ -48,7 +47,7 @@ from expert.jobs.export.comparison import (
     logits_of_trained,
 )
 from expert.jobs.export.exported import Exported, ExportRequest
-from expert.jobs.export.gguf_file.types import UNQUANTISED
+from expert.jobs.export.gguf_file.file import UNQUANTISED
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import write_export_record
 from expert.jobs.export.quality import ROWS
@@ -69,9 +68,6 @@ from expert.run.stored.load import (
     weights_trained_on,
 )
 from expert.run.stored.locate import find_run
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
 
 CHAT_TEMPLATE = "chat_template.jinja"
 
@@ -106,7 +102,7 @@ def export(
         settled = settle_kind(plan, kind, dtype)
     check_target_folder(to)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
-    remarks = gate_warning(folder, choice, allow_failed=allow_failed), base_warning(folder, plan)
+    warnings = gate_warning(folder, choice, allow_failed=allow_failed), base_warning(folder, plan)
     source = ExportRequest(
         folder=folder,
         plan=plan,
@@ -129,9 +125,10 @@ def export(
         reporting_disk_full(to, "the export", None),
         without_progress_bar(),
     ):
-        if source.gguf and source.kind == "adapter":
-            save = partial(_write_adapter, source, trained)
-            written = write_gguf_adapter(source, expected, trained, temporary, save)
+        if gguf_adapter:
+            written = write_gguf_adapter(
+                source, expected, trained, temporary, lambda at: _write_adapter(source, trained, at)
+            )
         elif source.gguf:
             written = write_gguf_model(source, expected, trained, temporary, tell)
         else:
@@ -144,22 +141,29 @@ def export(
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
             written = _read_back(source, expected, temporary, prompt_names)
         _refuse_difference(source, written.difference)
-        done = _exported(source, expected, to, temporary, written, remarks)
-        more = gguf_record(done, written) if source.gguf else {}
-        _write_card(source, expected, temporary, done)
-        write_export_record(temporary, folder, choice, done, {**_serving_facts(source), **more})
+        done = _exported(source, expected, to, temporary, written, warnings)
+        known = CardFacts(
+            list(read_events(folder.events)),
+            read_object_or_empty(folder.environment),
+            read_object_or_empty(folder.manifest),
+            read_verdict(folder),
+            expected.prompt_format,
+            (temporary / CHAT_TEMPLATE).is_file(),
+        )
+        (temporary / "README.md").write_text(model_card(plan, done, known), encoding="utf-8")
+        # What `expert serve` needs to know of the export, besides its files.
+        own = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
+               if key in plan.decoding}  # fmt: skip
+        more: dict[str, Any] = {"name": plan.expert, "decoding": own}
+        if source.kind == "adapter":
+            more["base"] = {
+                "quantization": plan.model.quantization,
+                "revision": hub_reference(plan.model)[1],
+                "weights": weights_trained_on(folder),
+            }
+        more |= gguf_record(done, written) if source.gguf else {}
+        write_export_record(temporary, folder, choice, done, more)
     return done
-
-
-def _serving_facts(source: ExportRequest) -> dict[str, Any]:
-    """What `expert serve` needs to know of the export, besides its files."""
-    plan = source.plan
-    decoding = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
-                if key in plan.decoding}  # fmt: skip
-    base = {"quantization": plan.model.quantization, "revision": hub_reference(plan.model)[1],
-            "weights": weights_trained_on(source.folder)}  # fmt: skip
-    of_adapter = {"base": base} if source.kind == "adapter" else {}
-    return {"name": plan.expert, "decoding": decoding, **of_adapter}
 
 
 def _load(source: ExportRequest) -> tuple[Trained, Expected]:
@@ -215,6 +219,7 @@ def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> N
     """Write weights, tokenizer and generation config; `to`: the folder's final path."""
     from expert.model.load import DTYPES
     from expert.model.saving import save_trained
+    from expert.model.soft_prompts import save_soft_prompt
 
     if trained.template is None:
         save_trained(trained.loaded, target)
@@ -223,7 +228,12 @@ def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> N
     generation = generation_config(how, end_tokens(trained.encoder, trained.template))
     if source.kind == "adapter":
         _write_adapter(source, trained, target)
-        _name_base(source.plan, target)
+        name = portable_base(source.plan.model, with_hashes=False).name
+        for file in target.rglob("adapter_config.json"):  # PEFT wrote the local path of the base
+            settings = {**read_object(file), "base_model_name_or_path": name}
+            text = json.dumps(settings, indent=2, sort_keys=True)
+            file.write_text(text + "\n", encoding="utf-8")
+        copy_base(source.plan.model, target)
     else:
         model: Any = trained.loaded.module
         if source.kind == "merged":
@@ -232,7 +242,10 @@ def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> N
         model.config.dtype = DTYPES[source.dtype]
         model.generation_config = generation
         model.save_pretrained(target)
-        _write_soft_prompts(trained, target, base=to.name)
+        if (prompts := trained.loaded.soft_prompts) is not None:
+            for name, prompt in zip(prompts.names, prompts.prompts, strict=True):
+                place, config = target / "soft_prompts" / name, trained.loaded.decoder.config
+                save_soft_prompt(prompt, place, base=to.name, config=config)
     assert trained.tokenizer_folder is not None
     copy_tokenizer(trained.tokenizer_folder, target)
     _write_chat_template(trained, target)
@@ -270,29 +283,6 @@ def _write_adapter(source: ExportRequest, trained: Trained, target: Path) -> Non
             shutil.copyfile(path, target / name, follow_symlinks=False)
 
 
-def _name_base(plan: RunPlan, target: Path) -> None:
-    """Replace the local path of the base, as PEFT writes it, with a name that works elsewhere; a
-    built-in base is copied into the export."""
-    for file in target.rglob("adapter_config.json"):
-        settings = read_object(file)
-        settings["base_model_name_or_path"] = portable_base(plan.model, with_hashes=False).name
-        text = json.dumps(settings, indent=2, sort_keys=True)
-        file.write_text(text + "\n", encoding="utf-8")
-    copy_base(plan.model, target)
-
-
-def _write_soft_prompts(trained: Trained, target: Path, *, base: str) -> None:
-    """Write the soft prompts next to the exported weights, their base."""
-    from expert.model.soft_prompts import save_soft_prompt
-
-    prompts = trained.loaded.soft_prompts
-    if prompts is None:
-        return
-    for name, prompt in zip(prompts.names, prompts.prompts, strict=True):
-        config = trained.loaded.decoder.config
-        save_soft_prompt(prompt, target / "soft_prompts" / name, base=base, config=config)
-
-
 def _read_back(
     source: ExportRequest, expected: Expected, target: Path, prompt_names: tuple[str, ...]
 ) -> Written:
@@ -315,15 +305,11 @@ def _refuse_difference(source: ExportRequest, difference: Difference) -> None:
     tolerance = _tolerance(source)
     if difference.within(float("inf") if tolerance is None else tolerance):
         return
-    fixes = {
-        "adapter": "try --merged --dtype fp32",
-        "merged": "try --dtype fp32, or export the adapter",
-        "model": "try --dtype fp32",
-    }
+    fix = {"adapter": "--merged --dtype fp32", "merged": "--dtype fp32", "model": "--dtype fp32"}
     off = "are not numbers" if tolerance is None else in_words(difference, tolerance)
     raise CannotExport(
         f"{source.folder.path}: the export differs from the trained model: its logits {off}; "
-        f"nothing was written  ({'try --gguf f32' if source.gguf else fixes[source.kind]})"
+        f"nothing was written  (try {'--gguf f32' if source.gguf else fix[source.kind]})"
     )
 
 
@@ -342,9 +328,9 @@ def _exported(
     to: Path,
     folder: Path,
     written: Written,
-    remarks: tuple[str, str],
+    warnings: tuple[str, str],
 ) -> Exported:
-    """The result of the export; `remarks`: warnings about its validation and its base."""
+    """The result of the export; `warnings`: about its validation and its base."""
     verdict = read_verdict(source.folder)
     return Exported(
         run=source.folder.path,
@@ -359,25 +345,11 @@ def _exported(
         tolerance=_tolerance(source),
         adapter_effect=expected.adapter_effect,
         quantised_share=expected.quantised_share,
-        validation=remarks[0],
-        base=remarks[1],
+        validation=warnings[0],
+        base=warnings[1],
         judged=verdict.in_words() if verdict is not None and not verdict.outdated else "",
         gguf=source.gguf,
         file=written.file,
         quality=written.quality,
         notes=written.notes,
     )
-
-
-def _write_card(source: ExportRequest, expected: Expected, target: Path, done: Exported) -> None:
-    folder = source.folder
-    events = list(read_events(folder.events))
-    known = CardFacts(
-        events,
-        read_object_or_empty(folder.environment),
-        read_object_or_empty(folder.manifest),
-        read_verdict(folder),
-        expected.prompt_format,
-        (target / CHAT_TEMPLATE).is_file(),
-    )
-    (target / "README.md").write_text(model_card(source.plan, done, known), encoding="utf-8")

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from expert.core.rundir import RunFolder
 from expert.jobs.export.quality import ROWS, Quality
+from expert.planning.run_plan import RunPlan
+from expert.run.stored.choose_checkpoint import Choice
 
 if TYPE_CHECKING:
     import torch
-
-    from expert.core.rundir import RunFolder
-    from expert.planning.run_plan import RunPlan
-    from expert.run.stored.choose_checkpoint import Choice
 
 Kind = Literal["adapter", "merged", "model"]
 

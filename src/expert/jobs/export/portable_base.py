@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from expert.core.files import sha256_of
 from expert.core.text import in_markdown, visible
 from expert.model.base_folder import base_reference, built_in_folder
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.resolve import basename, is_hub_id
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import ModelPlan
+from expert.planning.run_plan import ModelPlan
 
 BASE_COPY = "base"
 """Folder in an export with a copy of a base that is not on the hub."""
@@ -26,42 +24,41 @@ class PortableBase(NamedTuple):
 
     name: str
     """For people: a hub id, or the name of the folder."""
-    hub_id: str | None
+    hub_id: str | None = None
     """None: not on the hub, or unknown."""
-    imports: tuple[str, ...]
-    """Python imports that `lines` needs."""
-    lines: tuple[str, ...]
-    """Python lines that set `base`."""
-    note: str
-    """A remark for the model card, or ""."""
+    line: str = ""
+    """A line of Python that sets `base`."""
+    note: str = ""
+    """A remark for the model card."""
     arguments: str = "base"
     """Arguments for from_pretrained."""
 
 
 def portable_base(model: ModelPlan, *, with_hashes: bool = True) -> PortableBase:
     """How to get the base of a run; without hashes, only its name: its weights may be large."""
-    name = short_name(model)
+    is_id = model.place != "folder" and is_hub_id(model.name)
+    short = model.name if is_id else basename(model.name)
+    # Written into a line of code, as a comment.
+    name = visible(" ".join(short.replace("`", "'").split()), keep="")
     if model.place == "built-in":
         line = f'base = f"{{folder}}/{BASE_COPY}"  # {name} comes with Expert; this is a copy'
         note = f"The base, `{name}`, comes with Expert, not from the Hub; `{BASE_COPY}/` is a copy."
-        return PortableBase(name, None, (), (line,), note)
+        return PortableBase(name, line=line, note=note)
     hub_id, revision = hub_reference(model)
     if hub_id is not None:
-        line, note = f"base = {json.dumps(hub_id)}", ""
+        note = ""
         pinned = f"base, revision={json.dumps(revision)}" if revision else "base"
         if with_hashes and model.place == "models folder":
             note = f"It was trained on the copy of `{hub_id}` with {weight_hashes(model)}."
-        return PortableBase(hub_id, hub_id, (), (line,), note, pinned)
+        return PortableBase(hub_id, hub_id, f"base = {json.dumps(hub_id)}", note, pinned)
     if not with_hashes:
-        return PortableBase(name, None, (), (), "")
-    line = f'base = "PATH/TO/THE/BASE"  # {name}'
+        return PortableBase(name)
     note = (
         f"The base, `{name}`, was a folder whose origin the run does not know: "
-        f"{weight_hashes(model)}. "
-        "Replace `PATH/TO/THE/BASE` with a folder of these weights; other weights give different "
-        "answers."
+        f"{weight_hashes(model)}. Replace `PATH/TO/THE/BASE` with a folder of these weights; "
+        "other weights give different answers."
     )
-    return PortableBase(name, None, (), (line,), note)
+    return PortableBase(name, line=f'base = "PATH/TO/THE/BASE"  # {name}', note=note)
 
 
 def hub_reference(model: ModelPlan) -> tuple[str | None, str | None]:
@@ -75,14 +72,6 @@ def hub_reference(model: ModelPlan) -> tuple[str | None, str | None]:
     known = find_known_model(model.name)  # also matches variants of the same shape
     exact = known is not None and basename(known.hub_id).lower() == basename(model.name).lower()
     return (known.hub_id if known is not None and exact else None), None
-
-
-def short_name(model: ModelPlan) -> str:
-    """The name without parent folders, unless it is a hub id."""
-    looks_so = model.place != "folder" and is_hub_id(model.name)
-    name = model.name if looks_so else basename(model.name)
-    # Written into a line of code, as a comment.
-    return visible(" ".join(name.replace("`", "'").split()), keep="")
 
 
 def weight_hashes(model: ModelPlan) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,22 +22,18 @@ from expert.core.publish import DONE, damage
 from expert.core.rundir import RunFolder, weights_hash
 from expert.core.secrets import redacted
 from expert.core.stored_json import read_object_or_empty
-from expert.core.text import shell_quoted
+from expert.core.text import counted, gib, shell_quoted
 from expert.jobs.export.checks import CannotExport, export_refusal
 from expert.jobs.export.exported import Exported
 from expert.jobs.validate.saved_verdict import read_verdict
+from expert.run.stored.choose_checkpoint import Choice
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-    from expert.run.stored.choose_checkpoint import Choice
-
 EXPORT_RECORD = "export.json"
 """Records the run and the verdict of an export; checked before a push."""
-RETRY_WAITS = (2.0, 8.0, 30.0)
-"""Seconds before each retry if the hub fails or cannot be reached."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-_LONGEST_WORDS = 300
 
 
 class CannotPush(ExpertError):
@@ -111,8 +106,8 @@ def check_push(repository: str) -> HfApi:
     return api
 
 
-def check_export(folder: Path, *, allow_failed: bool) -> None:
-    """Raise unless a folder is an unchanged export that passed its quality gate."""
+def check_export(folder: Path, *, allow_failed: bool) -> dict[str, Any]:
+    """The record of an export; raises unless it is unchanged and passed its quality gate."""
     origin = read_object_or_empty(folder / EXPORT_RECORD)
     if not origin or not (folder / DONE).is_file():
         raise CannotPush(
@@ -128,12 +123,7 @@ def check_export(folder: Path, *, allow_failed: bool) -> None:
         raise CannotExport(
             f"{folder}: {refused}  (train longer, or push it anyway with --allow-failed)"
         )
-
-
-def file_sizes(folder: Path) -> dict[str, int]:
-    """Sizes of the files of an export, by their names on the hub."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    return dict(origin)
 
 
 def push(
@@ -142,39 +132,33 @@ def push(
     *,
     public: bool = False,
     allow_failed: bool = False,
-    list_files: Callable[[dict[str, int]], None] = lambda files: None,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Pushed:
     """Upload an exported folder in one commit; a new repository is private unless `public`. Files
-    that are on the hub already are not sent again."""
-    check_export(folder, allow_failed=allow_failed)
-    files = file_sizes(folder)
-    origin = read_object_or_empty(folder / EXPORT_RECORD)
+    that are on the hub already are not sent again. `tell` receives the list of files first."""
+    origin = check_export(folder, allow_failed=allow_failed)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     message = f"{origin.get('run', folder.name)}: {origin.get('checkpoint')}, {origin.get('kind')}"
-
-    def asked(action: Callable[[], Any]) -> Any:
-        with _readable_errors(repository):
-            return _with_retries(action, tell=tell)
-
+    seen = "public" if public else "private"
     try:
         api = check_push(repository)
-        list_files(files)
-        asked(lambda: api.create_repo(repository, private=not public, exist_ok=True))
-        info = asked(lambda: api.model_info(repository))
-        if info.private and public:
-            raise CannotPush(
-                f"{repository}: is private on the hub, and a push does not change that  (leave out "
-                "--public, or change it on its page there)"
-            )
-        if not info.private and not public:
-            raise CannotPush(
-                f"{repository}: is public on the hub  (add --public, or name another repository)"
-            )
-        commit = asked(
-            lambda: api.upload_folder(
+        for name, size in files.items():
+            tell(f"  {gib(size):>10}  {name}")
+        total = f"{counted(len(files), 'file')}, {gib(sum(files.values()))}"
+        tell(f"uploading {total} to {repository} ({seen}) …")
+        with _readable_errors(repository):
+            api.create_repo(repository, private=not public, exist_ok=True)
+            info = api.model_info(repository)
+            if info.private is public:
+                raise CannotPush(
+                    f"{repository}: is {'private' if public else 'public'} on the hub, and a push "
+                    f"does not change that  ({'leave out' if public else 'add'} --public, or name "
+                    "another repository)"
+                )
+            commit = api.upload_folder(
                 repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=[]
             )
-        )
     except Interrupted as end:
         again = f"expert export {shell_quoted(folder)} --push {repository}"
         end.left = f"nothing was pushed; {again} continues"
@@ -189,68 +173,31 @@ def push(
     )
 
 
-def _with_retries(action: Callable[[], Any], *, tell: Callable[[str], None]) -> Any:
-    """The result of an action, retried if the hub fails or cannot be reached."""
-    for wait in RETRY_WAITS:
-        try:
-            return action()
-        except Exception as error:
-            if not isinstance(_readable_error(error, ""), HubUnavailable):
-                raise
-            tell(f"the hub is unavailable, retrying in {wait:g} s")
-            time.sleep(wait)
-    return action()
-
-
 @contextmanager
 def _readable_errors(repository: str) -> Iterator[None]:
-    """Turn errors of the hub and its client into readable ones."""
+    """Turn errors of the hub and its client into one line: what the hub refuses with a status of
+    4xx is CannotPush, everything else may work later."""
+    import httpx
+
     try:
         yield
     except ExpertError:
         raise
-    except Exception as error:
-        worded = _readable_error(error, repository)
-        if worded is None:
-            raise
-        raise worded from error
-
-
-def _readable_error(error: BaseException, repository: str) -> ExpertError | None:
-    """A readable error for one of the hub; None if it is not from the hub."""
-    import httpx
-    from huggingface_hub import constants
-
-    again = "  (repeat the command: what was uploaded is not sent again)"
-    cause: BaseException | None = error
-    while cause is not None:  # the client wraps errors of an upload
-        response: Any = getattr(cause, "response", None)
-        code = getattr(response, "status_code", None)
-        reason = redacted(str(getattr(cause, "server_message", "") or ""))[:_LONGEST_WORDS]
-        reason = f": {reason}" if reason else ""
-        refused = {
-            401: "the hub does not accept the token (401)  (set HF_TOKEN to a valid one, or run hf "
-            "auth login)",
-            403: f"{repository}: the token may not write there (403){reason}  (give it write "
-            "access, or name a repository of yours)",
-            404: f"{repository}: there is no such account or repository on the hub, or the token "
-            "may not see it (404)",
-        }
-        if code in refused:
-            return CannotPush(refused[code])
-        if code in (409, 412):
-            return HubUnavailable(f"{repository}: has changed meanwhile ({code}){reason}{again}")
-        if code == 429 or (code is not None and code >= 500):
-            return HubUnavailable(f"the hub is unavailable ({code}){reason}{again}")
-        if code is not None:
-            return CannotPush(f"{repository}: the hub refused the push ({code}){reason}")
-        if isinstance(cause, httpx.TransportError | ConnectionError | TimeoutError):
-            why = redacted(str(cause))[:_LONGEST_WORDS] or type(cause).__name__
-            return HubUnavailable(f"{constants.ENDPOINT} cannot be reached: {why}{again}")
-        cause = cause.__cause__
-    why = redacted(f"{type(error).__name__}: {error}")[:_LONGEST_WORDS]
-    if isinstance(error, ValueError):  # such as a model card with invalid YAML
-        return CannotPush(f"{repository}: the hub client refused the push: {why}")
-    if isinstance(error, RuntimeError):  # from the library that uploads large files
-        return HubUnavailable(f"{repository}: the upload failed: {why}{again}")
-    return None
+    except (httpx.HTTPError, OSError, ValueError, RuntimeError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None and not hasattr(cause, "response"):
+            cause = cause.__cause__  # the client wraps errors of an upload
+        status = getattr(getattr(cause, "response", None), "status_code", None)
+        why = getattr(cause, "server_message", None) or str(cause) or type(cause).__name__
+        why = f"{status}, {why}" if status else why
+        why = redacted(" ".join(why.split()))[:300]
+        changed_or_busy = status in (409, 412, 429)
+        if isinstance(error, ValueError) or (status and status < 500 and not changed_or_busy):
+            raise CannotPush(
+                f"{repository}: the hub refused the push: {why}  (the token of HF_TOKEN or hf auth "
+                "login must be valid and may write there)"
+            ) from error
+        raise HubUnavailable(
+            f"{repository}: the hub cannot be reached or is unavailable: {why}  (repeat the "
+            "command: what was uploaded is not sent again)"
+        ) from error

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
-
-if TYPE_CHECKING:
-    from expert.jobs.validate.held_out import Run
-    from expert.jobs.validate.test_sets import TestSet
-    from expert.jobs.validate.validation import CheckpointResult
-    from expert.run.stored.load import Trained
+from expert.jobs.validate.held_out import Run
+from expert.jobs.validate.test_sets import TestSet, find_test_set
+from expert.jobs.validate.validate import evaluate_model
+from expert.jobs.validate.validation import CheckpointResult
+from expert.run.stored.load import Trained
 
 ROWS = 64
 """Held-out rows judged by default: enough for an accuracy within about 10 points."""
@@ -50,15 +48,15 @@ class Quality:
         if before is None or after is None:
             return []
         change = f"{round(after.loss - before.loss, 4) + 0.0:+.4f}"  # never -0.0000
-        rows = [
-            ("loss", f"{before.loss:.4f}", f"{after.loss:.4f}", change),
-            _shares("token accuracy", before.token_accuracy, after.token_accuracy),
-        ]
-        if before.accuracy is not None and after.accuracy is not None:
-            rows.append(_shares("answers right", before.accuracy, after.accuracy))
+        rows = [("loss", f"{before.loss:.4f}", f"{after.loss:.4f}", change)]
+        for name in ("token_accuracy", "accuracy"):
+            one, other = getattr(before, name), getattr(after, name)
+            if one is not None and other is not None:
+                shown = "answers right" if name == "accuracy" else "token accuracy"
+                change = f"{100 * (other - one):+.2f} points"
+                rows.append((shown, f"{one:.2%}", f"{other:.2%}", change))
         if self.cases:
-            same = f"{self.same_answers} of {self.cases}"
-            rows.append(("same answers", "", same, ""))
+            rows.append(("same answers", "", f"{self.same_answers} of {self.cases}", ""))
         return rows
 
     def on(self) -> str:
@@ -67,16 +65,10 @@ class Quality:
         return f"{counted(self.rows, 'row')}{asked} ({self.test_set})"
 
 
-def _shares(name: str, before: float, after: float) -> tuple[str, str, str, str]:
-    return name, f"{before:.2%}", f"{after:.2%}", f"{100 * (after - before):+.2f} points"
-
-
 class QualityCheck:
     """Held-out rows, and the expert's results on them before quantising."""
 
     def __init__(self, run: Run, trained: Trained, most: int, tell: Callable[[str], None]) -> None:
-        from expert.jobs.validate.test_sets import find_test_set
-
         self._run, self._tell = run, tell
         self._test: TestSet | None = None
         self.unknown = "" if most else "--judged-rows 0"
@@ -105,23 +97,18 @@ class QualityCheck:
         )
 
     def _reached(self, trained: Trained, what: str) -> CheckpointResult:
-        from expert.jobs.validate.validate import evaluate_model
-
         assert self._test is not None
         named = replace(trained, choice=replace(trained.choice, name=what))
-
-        stages: set[str] = set()
+        told: set[str] = set()
 
         def tell(doing: str, done: int, of: int) -> None:
-            if doing not in stages:  # one line per stage, not per row
-                stages.add(doing)
+            if doing not in told:  # one line per stage, not per row
+                told.add(doing)
                 self._tell(doing)
 
         return evaluate_model(self._run, named, self._test, tell=tell)
 
 
 def _result(result: CheckpointResult) -> Result:
-    rows: Any = result.rows
-    return Result(
-        loss=rows.loss, token_accuracy=rows.token_accuracy, accuracy=result.score.accuracy
-    )
+    rows, accuracy = result.rows, result.score.accuracy
+    return Result(loss=rows.loss, token_accuracy=rows.token_accuracy, accuracy=accuracy)

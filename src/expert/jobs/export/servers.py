@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
+from expert.jobs.export.exported import Kind
+from expert.jobs.export.portable_base import PortableBase
 from expert.manifest.schema.manifest import CHAR_GPT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from expert.jobs.export.exported import Kind
-    from expert.jobs.export.portable_base import PortableBase
-    from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import RunPlan
 
 FOLDER = "PATH/TO/THIS/FOLDER"
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -37,12 +34,14 @@ def engines(
     own_dtype = _DTYPES[plan.kernels.precision if kind == "adapter" else dtype]
     # TGI computes in 16 bits only, and so do the LoRA kernels of the others.
     narrow = "bfloat16" if own_dtype == "float32" else own_dtype
-    short = shlex.quote(name)
+    short, before = shlex.quote(name), ""
     if kind != "adapter":
-        model, before, vllm = FOLDER, "", f"--dtype {own_dtype} --served-model-name {short}"
-        sglang, names = vllm, (name, name, "tgi")
+        model, names = FOLDER, (name, name, "tgi")
+        vllm = sglang = f"--dtype {own_dtype} --served-model-name {short}"
     else:
-        model, before = shlex.quote(_base(plan, base)), f"LORA_ADAPTERS={short}={FOLDER} "
+        in_folder = f"{FOLDER}/base" if plan.model.place == "built-in" else "PATH/TO/THE/BASE"
+        model = shlex.quote(base.hub_id or in_folder)
+        names, before = (name, f"{model}:{name}", name), f"LORA_ADAPTERS={short}={FOLDER} "
         rank = plan.adapter.rank or 1
         vllm_rank = min(allowed for allowed in VLLM_RANKS if allowed >= rank)
         more = f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
@@ -50,16 +49,12 @@ def engines(
         lora = f"--dtype {narrow} --enable-lora --max-lora-rank"
         vllm = f"{lora} {vllm_rank} --lora-modules {short}={FOLDER}{more}"
         sglang = f"{lora} {rank} --lora-paths {short}={FOLDER}{more}"
-        names = (name, f"{model}:{name}", name)
     tgi = f"{before}text-generation-launcher --model-id {model} --dtype {narrow}"
-    commands = {
-        "vLLM": (8000, f"vllm serve {model} {vllm}"),
-        "SGLang": (30000, f"python -m sglang.launch_server --model-path {model} {sglang}"),
-        "TGI": (3000, tgi),
-    }
+    python = "python -m sglang.launch_server --model-path"
     return [
-        ModelServer(server, command, f"port {port}, model {own_name}")
-        for (server, (port, command)), own_name in zip(commands.items(), names, strict=True)
+        ModelServer("vLLM", f"vllm serve {model} {vllm}", f"port 8000, model {names[0]}"),
+        ModelServer("SGLang", f"{python} {model} {sglang}", f"port 30000, model {names[1]}"),
+        ModelServer("TGI", tgi, f"port 3000, model {names[2]}"),
     ]
 
 
@@ -78,12 +73,6 @@ def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -
     ]
 
 
-def _base(plan: RunPlan, base: PortableBase) -> str:
-    if plan.model.place == "built-in":
-        return f"{FOLDER}/base"
-    return base.hub_id or "PATH/TO/THE/BASE"
-
-
 def problems(plan: RunPlan, kind: Kind, folder: Path | None = None) -> list[str]:
     """Why vLLM, SGLang and TGI cannot load an export; `folder`: the export, if written."""
     if plan.model.name == CHAR_GPT:
@@ -100,9 +89,8 @@ def problems(plan: RunPlan, kind: Kind, folder: Path | None = None) -> list[str]
         if plan.model.quantization == "int8":
             base = "they cannot load the base in 8 bits as in training"
             found.append(f"{base}: export with --merged")
-    if folder is not None:
-        wanted = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
-        wanted += ["adapter_config.json"] if kind == "adapter" else ["config.json"]
-        missing = [name for name in wanted if not (folder / name).is_file()]
-        found += [f"{name} is missing" for name in missing]
+    config = "adapter_config.json" if kind == "adapter" else "config.json"
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", config):
+        if folder is not None and not (folder / name).is_file():
+            found.append(f"{name} is missing")
     return found

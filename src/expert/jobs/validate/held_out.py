@@ -8,27 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from expert.core.errors import ExpertError
+from expert.core.rundir import RunFolder
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.examples.formats import example_of
 from expert.data.read.sources import Source, iterate
 from expert.data.records import BadRow, Dropped, Example, Row, Segment
 from expert.data.template.templates import TemplateError
+from expert.judging.cases import Case
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import manifest_of_run
 from expert.run.stored.trained_rows import trained_rows
 
 if TYPE_CHECKING:
-    from expert.core.rundir import RunFolder
     from expert.data.pipeline import DataPipeline
     from expert.data.prepared import PreparedData, PreparedSplit
-    from expert.judging.cases import Case
-    from expert.planning.run_plan import RunPlan
 
 
 TOKENS_ONLY = (
@@ -54,8 +54,7 @@ class Run:
     place: Path | None
 
 
-@dataclass(frozen=True)
-class RestoredSplit:
+class RestoredSplit(NamedTuple):
     """The rows of a run, split again as the run split them."""
 
     line: DataPipeline
@@ -134,8 +133,8 @@ def refuse_rows_baseline_trained_on(
         ) from error
     # A row that occurs twice may be both trained on and held out; that applies to the run, too.
     known -= _trained_among(known, run) if known else frozenset()
-    count = sum(example in known for example in judged)
-    if count:
+    if known:
+        count = sum(example in known for example in judged)
         raise NoTestSet(
             f"{where} was trained on {count} of the {len(judged)} rows it would be judged by "
             f"({name})  ({remedy}, or compare with a run that held out the same ones)"
@@ -145,12 +144,12 @@ def refuse_rows_baseline_trained_on(
 def _trained_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
     """The judged rows that the run was trained on."""
     drawn = restore_split(run)
-    found = set()
-    for group, columns in drawn.rows_of(drawn.made.train):
-        for _, example in rows_with_examples(group, columns):
-            if not isinstance(example, BadRow) and example in judged:
-                found.add(example)
-    return frozenset(found)
+    return judged & {
+        example
+        for group, columns in drawn.rows_of(drawn.made.train)
+        for _, example in rows_with_examples(group, columns)
+        if not isinstance(example, BadRow)
+    }
 
 
 def rows_with_examples(

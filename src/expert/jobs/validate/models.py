@@ -13,25 +13,25 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from expert.answer.decoding import DecodingSettings
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.process import describe_exit
 from expert.core.rundir import RunFolder
+from expert.data.records import Example
+from expert.data.template.templates import Template
+from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.row_losses import Note, Tell, batch_sums, mean_losses
 from expert.run.stored.choose_checkpoint import BASE, Choice
 from expert.run.stored.load import Trained, load_base, load_trained, pick_device, read_plan
 
 if TYPE_CHECKING:
-    from expert.answer.decoding import DecodingSettings
     from expert.answer.writer import Answer
-    from expert.data.records import Example
-    from expert.data.template.templates import Template
-    from expert.jobs.validate.held_out import Run
     from expert.training.evaluation import EvalResult
 
 
@@ -76,38 +76,45 @@ class ModelWorker:
 
 
 class ValidatedModel:
-    """A state of a run, or its base: one at a time, loaded in this process."""
+    """A state of a run, or its base: one at a time, loaded in this process or in `processes`."""
 
-    count = 1
-    """Processes that share the work."""
-    name = ""
-    step: int | None = None
-    template: Template | None = None
-    """None for the character model, which answers nothing."""
-
-    def __init__(self, device: str = "auto", trained: Trained | None = None) -> None:
+    def __init__(
+        self,
+        device: str = "auto",
+        trained: Trained | None = None,
+        processes: Sequence[CardProcess] = (),
+    ) -> None:
         """`trained`: a model that is loaded already."""
-        self._asked_device, self.device = device, str(pick_device(device))
+        self.processes, self.count = processes, len(processes) or 1
+        self._asked_device = device
+        self.device = device if processes else str(pick_device(device))
         self._worker = ModelWorker(trained)
+        self.name, self.step = "", None if trained is None else trained.choice.step
+        self.template: Template | None = None
+        """None for the character model, which answers nothing."""
         if trained is not None:
-            self.name, self.step = trained.choice.name, trained.choice.step
-            self.template = trained.template
+            self.name, self.template = trained.choice.name, trained.template
 
     def load(self, run: Run, choice: Choice | None) -> None:
         """Load a state of a run, or its base, instead of the present one."""
         asked = {"run": run.folder.path, "choice": choice, "device": self._asked_device}
         (self.device, tokenizer), *_ = self._ask("load", [asked] * self.count)
         self.name, self.step = (choice.name, choice.step) if choice is not None else (BASE, None)
-        self.template = self._read_template(tokenizer, run.plan.model.prompt_template)
+        self.template = None
+        if self._worker.trained is not None:
+            self.template = self._worker.trained.template
+        elif tokenizer is not None:
+            from expert.data.template.text_tools import text_tools
+
+            self.template = text_tools(tokenizer, run.plan.model.prompt_template)[1]
 
     def unload(self) -> None:
         """Free its memory; it cannot be asked any more."""
         self._ask("unload", [{}] * self.count)
 
     def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
-        count, of = self.count, len(rows)
-        asked = [{"rows": rows, "place": place, "of": count} for place in range(count)]
-        found = self._ask("losses", asked, lambda done: tell(min(done, of), of), note)
+        asked = [{"rows": rows, "place": place, "of": self.count} for place in range(self.count)]
+        found = self._ask("losses", asked, tell, note, of=len(rows))
         # Batches were dealt in turn: restore their order, and sum as one process does.
         return mean_losses(
             each for turn in zip_longest(*found) for each in turn if each is not None
@@ -123,39 +130,71 @@ class ValidatedModel:
         note: Note,
     ) -> list[Answer]:
         """Its answers to every question, in order."""
+
+        def size(number: int) -> int:
+            one = questions[number]
+            return len(one.tools) + sum(len(turn.text) + len(turn.extra) for turn in one.turns)
+
         # By size in characters, so that each process has long and short ones.
-        sizes = [
-            len(one.tools) + sum(len(turn.text) + len(turn.extra) for turn in one.turns)
-            for one in questions
-        ]
-        order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+        order = sorted(range(len(questions)), key=size, reverse=True)
         shares = [order[place :: self.count] for place in range(self.count)]
         asked = [
             {"questions": [questions[n] for n in own], "numbers": own, "how": how, "seed": seed}
             for own in shares
         ]
-        of = len(questions)
-        found = self._ask("answers", asked, lambda done: tell(min(done, of), of), note)
-        answers: dict[int, Answer] = {}
-        for own, said in zip(shares, found, strict=True):
-            answers.update(zip(own, said, strict=True))
-        return [answers[number] for number in range(of)]
-
-    def _read_template(self, tokenizer: Path | None, named: str | None) -> Template | None:
-        assert self._worker.trained is not None
-        return self._worker.trained.template
+        found = self._ask("answers", asked, tell, note, of=len(questions))
+        answers = {
+            number: answer
+            for own, said in zip(shares, found, strict=True)
+            for number, answer in zip(own, said, strict=True)
+        }
+        return [answers[number] for number in range(len(questions))]
 
     def _ask(
         self,
         do: str,
         asked: Sequence[Mapping[str, Any]],
-        tell: Callable[[int], None] = lambda done: None,
+        tell: Tell = lambda done, of: None,
         note: Note = lambda text: None,
+        *,
+        of: int = 0,
     ) -> list[Any]:
         """The answers of the processes, each to its own arguments. `tell` receives the total done
-        by all; equal notes are reported once."""
-        work = getattr(self._worker, do)
-        return [work(**asked[0], tell=lambda done, of: tell(done), note=note)]
+        by all, at most `of`; equal notes are reported once."""
+        if not self.processes:
+            work = getattr(self._worker, do)
+            return [work(**asked[0], tell=lambda done, _: tell(min(done, of), of), note=note)]
+        waiting = {process.connection: place for place, process in enumerate(self.processes)}
+        results: list[Any] = [None] * self.count
+        done, noted = [0] * self.count, dict[str, None]()
+        try:
+            number = 0
+            for number, process in enumerate(self.processes):
+                process.connection.send((do, asked[number]))
+            while waiting:
+                ready: Any
+                for ready in wait(list(waiting)):
+                    number = waiting[ready]
+                    kind, value = ready.recv()
+                    if kind == "failed":
+                        raise ProcessFailed(*value)
+                    if kind == "note":
+                        noted[value] = None
+                    elif kind == "done":
+                        done[number] = value
+                        tell(min(sum(done), of), of)
+                    else:
+                        results[number] = value
+                        del waiting[ready]
+        except (EOFError, OSError):
+            lost = self.processes[number]
+            raise ProcessFailed(
+                f"{lost.name} {describe_exit(lost.child.wait())}: no verdict was written  (its "
+                "output is above; the system kills processes when its memory is full: see dmesg)"
+            ) from None
+        for text in noted:
+            note(text)
+        return results
 
 
 # --- several cards -------------------------------------------------------------------------------
@@ -168,9 +207,9 @@ COMMAND = (
 
 
 @contextlib.contextmanager
-def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterator[ModelOnCards]:
+def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterator[ValidatedModel]:
     """Start a process for each environment, which selects its card; end all of them at exit."""
-    processes: list[_Process] = []
+    processes: list[CardProcess] = []
     try:
         for number, env in enumerate(places, start=1):
             card = env.get("CUDA_VISIBLE_DEVICES")
@@ -185,15 +224,17 @@ def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterato
                 start_new_session=True,  # Ctrl-C is for the parent
             )
             theirs.close()  # so that its end is noticed
-            processes.append(_Process(name, started, ours))
-        yield ModelOnCards(processes, device)
+            processes.append(CardProcess(name, started, ours))
+        yield ValidatedModel(device, processes=processes)
     finally:
         for process in processes:
             process.child.kill()
             process.child.wait()
 
 
-class _Process(NamedTuple):
+class CardProcess(NamedTuple):
+    """A process for one card, and the pipe to it."""
+
     name: str
     child: subprocess.Popen[bytes]
     connection: Any
@@ -222,55 +263,3 @@ def work(file_descriptor: int) -> None:
             connection.send(("result", getattr(worker, do)(**asked)))
         except ExpertError as error:
             connection.send(("failed", (str(error), error.exit_code)))
-
-
-class ModelOnCards(ValidatedModel):
-    """The same in one process per card, which all load it."""
-
-    def __init__(self, processes: Sequence[_Process], device: str) -> None:
-        self.processes, self._asked_device, self.device = processes, device, device
-        self.count = len(processes)
-
-    def _read_template(self, tokenizer: Path | None, named: str | None) -> Template | None:
-        from expert.data.template.text_tools import text_tools
-
-        return text_tools(tokenizer, named)[1] if tokenizer is not None else None
-
-    def _ask(
-        self,
-        do: str,
-        asked: Sequence[Mapping[str, Any]],
-        tell: Callable[[int], None] = lambda done: None,
-        note: Note = lambda text: None,
-    ) -> list[Any]:
-        waiting = {process.connection: place for place, process in enumerate(self.processes)}
-        results: list[Any] = [None] * self.count
-        done, noted = [0] * self.count, dict[str, None]()
-        try:
-            number = 0
-            for number, process in enumerate(self.processes):
-                process.connection.send((do, asked[number]))
-            while waiting:
-                ready: Any
-                for ready in wait(list(waiting)):
-                    number = waiting[ready]
-                    kind, value = ready.recv()
-                    if kind == "failed":
-                        raise ProcessFailed(*value)
-                    if kind == "note":
-                        noted[value] = None
-                    elif kind == "done":
-                        done[number] = value
-                        tell(sum(done))
-                    else:
-                        results[number] = value
-                        del waiting[ready]
-        except (EOFError, OSError):
-            lost = self.processes[number]
-            raise ProcessFailed(
-                f"{lost.name} {describe_exit(lost.child.wait())}: no verdict was written  (its "
-                "output is above; the system kills processes when its memory is full: see dmesg)"
-            ) from None
-        for text in noted:
-            note(text)
-        return results

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.stored_json import read_object
+from expert.jobs.validate.held_out import Run
+from expert.jobs.validate.test_sets import TestSet
 from expert.judging.domain import OPEN, TEXT, domain_of, kind_of_answers
 from expert.judging.gate import GateRequirements
 from expert.judging.judge_command import JudgeCommand, JudgeError
 from expert.judging.oracles.oracle import oracle_for
 from expert.manifest.schema.manifest import CHAR_GPT
-
-if TYPE_CHECKING:
-    from expert.jobs.validate.held_out import Run
-    from expert.jobs.validate.test_sets import TestSet
 
 OF_OPEN_TEXT = ("min_improvement", "min_token_accuracy")
 
@@ -79,13 +77,15 @@ def choose_judge(
     run: Run, test: TestSet, domain: str | None, asked: Mapping[str, Any]
 ) -> JudgeChoice:
     """Choose the judge: as requested, else as the cases say, else the manifest, else by the
-    expected answers themselves. `asked`: the user's requirements."""
+    expected answers themselves. `asked`: the user's requirements; CannotValidate for one that does
+    not apply to these answers."""
     judge = check_requirements(asked)
     whole = test.part_of or test  # a part is judged as the whole would be
     cases = whole.every_case
     undecided = [case.expected for case in cases if not case.domain]
     tags = read_object(run.folder.manifest).get("capabilities")
     written = domain_of(tags if isinstance(tags, list) else (), run.plan.decoding)
+    name, because = TEXT, "every case names its own" if cases else "there is no answer to judge"
     if domain:
         name, because = domain, f"--domain {domain}"
     elif whole.domain:
@@ -94,59 +94,39 @@ def choose_judge(
         name, because = written, "the manifest names it (decoding or capabilities)"
     elif undecided:
         name, because = kind_of_answers(undecided)
-    else:
-        name = TEXT
-        because = "every case names its own" if cases else "there is no answer to judge"
     kinds = {case.domain or name for case in cases}
     for each in {name, *kinds}:
         oracle_for(each)  # an unknown one is reported before anything is loaded
-    loss_asked = any(asked.get(key) is not None for key in OF_OPEN_TEXT)
-    given = {
-        key: value
-        for key, value in asked.items()
-        if key in GateRequirements.__annotations__ and value is not None
-    }
+    given = {key: value for key, value in asked.items() if value is not None}
+    of_open_text = [key for key in OF_OPEN_TEXT if key in given]
     choice = JudgeChoice(
         domain=name,
         because=f"scored by --judge-command {judge.command}" if judge is not None else because,
         judge=judge,
         has_judged_answers=bool(kinds - {OPEN}) and judge is None,
-        compares_with_base=(OPEN in kinds and judge is None) or (not cases and loss_asked),
-        demands=GateRequirements(**given),
+        compares_with_base=(OPEN in kinds and judge is None) or bool(not cases and of_open_text),
+        demands=GateRequirements(
+            **{key: given[key] for key in GateRequirements.__annotations__ if key in given}
+        ),
     )
-    _refuse_unfitting(asked, choice, test, run.plan.model.name)
+    if not cases and judge is not None:
+        raise CannotValidate(
+            f"--judge-command: {test.name}: the rows have no answers to judge  (leave it out, or "
+            "name rows with answers with --test-set FILE)"
+        )
+    if given.get("min_accuracy") and not choice.has_judged_answers:
+        why = choice.because if cases else "the rows have no answers to judge"
+        raise CannotValidate(
+            f"--min-accuracy: {test.name}: no accuracy is measured: {why}  (require --min-score of "
+            "a judge command, --min-improvement of open text, or compare with --baseline)"
+        )
+    if of_open_text and (not choice.compares_with_base or run.plan.model.name == CHAR_GPT):
+        why = "the answers are judged differently: " + choice.because
+        if run.plan.model.name == CHAR_GPT:
+            why = "the character model is trained from scratch, there is no base to compare with"
+        flags = " and ".join(f"--{key.replace('_', '-')}" for key in of_open_text)
+        raise CannotValidate(
+            f"{flags}: {test.name}: is for open text, compared with its base: {why}  (leave it "
+            "out, or judge the answers as open text with --domain open)"
+        )
     return choice
-
-
-def _refuse_unfitting(
-    asked: Mapping[str, Any], choice: JudgeChoice, test: TestSet, model: str
-) -> None:
-    """Raise if a requirement does not apply to these answers."""
-    has_cases, name = bool((test.part_of or test).every_case), test.name
-    accuracy = asked.get("min_accuracy")
-    if not has_cases and (accuracy or choice.judge is not None):
-        flag = f"--min-accuracy {accuracy:g}" if accuracy else "--judge-command"
-        raise CannotValidate(
-            f"{flag}: {name}: the rows have no answers to judge  (leave it out and compare the "
-            "loss with --baseline, or name rows with answers with --test-set FILE)"
-        )
-    if has_cases and accuracy and not choice.has_judged_answers:
-        other = "--min-score" if choice.judge is not None else "--min-improvement"
-        raise CannotValidate(
-            f"--min-accuracy {accuracy:g}: {name}: no accuracy is measured: {choice.because}  "
-            f"({other} sets the requirement; --domain text compares answers with the expected "
-            "text)"
-        )
-    for key in OF_OPEN_TEXT:
-        flag, value = "--" + key.replace("_", "-"), asked.get(key)
-        if value is not None and not choice.compares_with_base:
-            raise CannotValidate(
-                f"{flag} {value:g}: {name}: is for open text, but the answers are judged "
-                f"differently: {choice.because}  (leave it out, or judge them as open text with "
-                "--domain open)"
-            )
-        if value is not None and model == CHAR_GPT:
-            raise CannotValidate(
-                f"{flag} {value:g}: the character model is trained from scratch, there is no base "
-                "to compare with  (leave it out, or name a run with --baseline RUN)"
-            )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expert.data.prepared import PreparedSplit
 from expert.data.records import BadRow, Example, Row, Segment
@@ -37,16 +37,13 @@ def mean_losses(sums: Iterable[BatchSums]) -> EvalResult:
     """Means over all target tokens of all batches, summed in order; every token counts the same."""
     from expert.training.evaluation import mean_metrics
 
-    found = list(sums)
-    loss_sum = 0.0
-    for each in found:  # Python 3.12's sum rounds differently from a device
+    loss_sum, correct, targets, examples = 0.0, 0, 0, 0
+    for each in sums:  # Python 3.12's sum rounds differently from a device
         loss_sum += each.loss_sum
-    return mean_metrics(
-        loss_sum,
-        sum(each.correct for each in found),
-        targets=sum(each.targets for each in found),
-        examples=sum(each.examples for each in found),
-    )
+        correct += each.correct
+        targets += each.targets
+        examples += each.examples
+    return mean_metrics(loss_sum, correct, targets=targets, examples=examples)
 
 
 def batch_sums(
@@ -83,28 +80,25 @@ def batch_sums(
         if not len(own):
             return []
         engine = evaluation_engine(loaded, trained.device)
+        found: list[Any] = []
         while True:
-            again = 0
             try:
+                found, done = [], 0
                 with split_batches(
                     alone, split, rows=rows, device=trained.device, bins=own
                 ) as batches:
-                    found, done = [], 0
                     for batch in batches:
                         found.append(evaluate(engine, NextToken(), [batch]))
                         done += batch.counts.examples
                         tell(min(done, len(examples)), len(examples))
+                break
             except RuntimeError as error:
                 if text := disable_failed_cudnn(error):
                     note(text)
-                    again = rows
                 elif is_out_of_memory(error) and rows > 1:
-                    again = rows // 2
+                    rows //= 2
                 else:
                     raise
-            if not again:
-                break
-            rows = again
         del split  # its tokens are mapped from the folder that is removed
     return [
         BatchSums(

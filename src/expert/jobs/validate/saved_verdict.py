@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.hashed import file_integrity
 from expert.core.rundir import RunFolder, outdated
 from expert.core.stored_json import read_object
 from expert.core.text import counted, loss
+from expert.jobs.validate.test_sets import TestSet
 from expert.judging.gate import MIN_ACCURACY
-
-if TYPE_CHECKING:
-    from expert.jobs.validate.test_sets import TestSet
-    from expert.run.stored.choose_checkpoint import Choice
+from expert.run.stored.choose_checkpoint import Choice
 
 PARTIAL = "validation-partial.json"
 ENOUGH_CASES = 50
@@ -58,51 +56,30 @@ class SavedVerdict:
     """Why it does not apply to the present weights; "" if it does."""
 
     @property
-    def lowered_requirement(self) -> str:
-        """The required accuracy if it is below the default; else ""."""
-        if self.asked is None or not self.passed or self.asked >= MIN_ACCURACY:
-            return ""
-        return f"asked for at least {self.asked * 100:g}%"
-
-    @property
     def count(self) -> int | None:
         """The cases; for plain text, which has none, the rows."""
         return self.examples if self.cases == 0 else self.cases
-
-    @property
-    def is_too_small(self) -> bool:
-        """Whether too few of the cases were judged for a pass to mean much."""
-        few = (self.rows or 0) < ENOUGH_CASES
-        return few and self.of is not None and self.cases != 0
-
-    @property
-    def by_loss(self) -> str:
-        """What open text was judged by; "" if it was judged by answers."""
-        if self.accuracy is not None or self.mean_score is not None or self.base_loss is None:
-            return ""
-        known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
-        right = f", token accuracy {self.token_accuracy:.1%}" if self.token_accuracy else ""
-        return f"open text: {known}, the base's {loss(self.base_loss)}{right}"
 
     def in_words(self) -> str:
         """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), a part of 36`."""
         if self.cases is None:
             return ""
+        known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
         if not self.cases:
-            known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
             return f"{known}; no answer was judged: the rows have no answers"
-        text = counted(self.cases, "case")
-        if self.by_loss:
-            return f"{self.by_loss} ({text}{'' if self.of is None else f', a part of {self.of}'})"
+        cases = counted(self.cases, "case")
+        part = f", a part of {self.of}" if self.of is not None else ""
         if self.mean_score is not None:
-            text = f"mean score {self.mean_score:.3g} of {text}"
-        elif self.accuracy is not None:
-            text = f"accuracy {self.accuracy:.1%} of {text}"
-        if self.interval is not None and self.mean_score is None:
+            return f"mean score {self.mean_score:.3g} of {cases}{part}"
+        if self.accuracy is None and self.base_loss is not None:
+            right = f", token accuracy {self.token_accuracy:.1%}" if self.token_accuracy else ""
+            return f"open text: {known}, the base's {loss(self.base_loss)}{right} ({cases}{part})"
+        text = cases if self.accuracy is None else f"accuracy {self.accuracy:.1%} of {cases}"
+        if self.interval is not None:
             text += f" (95 % interval {self.interval[0]:.1%} to {self.interval[1]:.1%})"
-        if self.of is not None:
-            text += f", a part of {self.of}"
-        return f"{text}, {self.lowered_requirement}" if self.lowered_requirement else text
+        if self.asked is not None and self.passed and self.asked < MIN_ACCURACY:
+            part += f", asked for at least {self.asked * 100:g}%"
+        return text + part
 
 
 def read_verdict(folder: RunFolder) -> SavedVerdict | None:
@@ -118,13 +95,14 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
         rows = found.get("new_rows") or rows  # what the gate counted
         ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
+        cases_rows = {case.get("row", number) for number, case in enumerate(cases or ())}
         return SavedVerdict(
             passed=None if gate["passed"] is None and cases == [] else gate["passed"] is True,
             reasons="; ".join(map(str, gate.get("reasons") or ())) or "no reason is given",
             checkpoint=str(found.get("checkpoint") or ""),
             test_set=str(part.get("test_set") or found.get("test_set") or ""),
             cases=None if cases is None else len(cases),
-            rows=None if cases is None else _rows(cases),
+            rows=None if cases is None else len(cases_rows),
             of=int(part["of"]) if part else None,
             accuracy=found.get("accuracy"),
             interval=(float(ends[0]), float(ends[1])) if ends else None,
@@ -140,11 +118,6 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return SavedVerdict(passed=False, reasons="the file cannot be read")
-
-
-def _rows(cases: Sequence[Mapping[str, Any]]) -> int:
-    """The number of rows behind the cases."""
-    return len({case.get("row", number) for number, case in enumerate(cases)})
 
 
 def validation_file(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, str]:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from expert.core.rundir import RunFolder
 from expert.core.text import counted
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, ColumnsNotFound, detect_source_columns
@@ -26,11 +27,8 @@ from expert.jobs.validate.held_out import (
 from expert.judging.cases import OWN_KEYS, Case, is_case_file, read_case_file
 from expert.judging.oracles.calls import CALLS, CallMarks, check_of, marks_of
 from expert.manifest.schema.dataset import DatasetSpec
+from expert.planning.run_plan import RunPlan
 from expert.run.stored.locate import start_of
-
-if TYPE_CHECKING:
-    from expert.core.rundir import RunFolder
-    from expert.planning.run_plan import RunPlan
 
 CASE_FILE = "test_cases.json"
 SHOWN_BAD_ROWS = 3
@@ -127,17 +125,14 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
             "FILE, or the folder of the manifest with --expert)"
         )
     sources = resolve_sources(spec, place)
-    tests = [task.test for task in sources.tasks] or [sources.test]
-    found = [source for source in tests if source is not None]
-    if found:
-        return _of_sources(found, spec, f"test rows: {', '.join(each.name for each in found)}")
-    if (place / CASE_FILE).is_file():
-        return _of_cases(place / CASE_FILE)
-    held_out = [task.validation for task in sources.tasks] or [sources.validation]
-    found = [source for source in held_out if source is not None]
-    if found:
-        names = ", ".join(each.name for each in found)
-        return _of_sources(found, spec, f"validation rows: {names}")
+    for split in ("test", "validation"):
+        tasks = [getattr(task, split) for task in sources.tasks]
+        found = [source for source in tasks or [getattr(sources, split)] if source is not None]
+        if found:
+            names = ", ".join(source.name for source in found)
+            return _of_sources(found, spec, f"{split} rows: {names}")
+        if split == "test" and (place / CASE_FILE).is_file():
+            return _of_cases(place / CASE_FILE)
     return _of_split(run, spec)
 
 
@@ -240,26 +235,29 @@ def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
     said = tuple((turn.role, with_calls(turn)) for turn in turns)
     answers = [
         place
-        for place, turn in enumerate(turns)
-        if turn.role == "assistant" and turn.is_trained(learn_prompt=False)
-        if place and turns[place - 1].role in _PROMPT_ROLES
+        for place in range(1, len(turns))
+        if turns[place].role == "assistant"
+        and turns[place].is_trained(learn_prompt=False)
+        and turns[place - 1].role in _PROMPT_ROLES
     ]
-    domain = values["domain"] if isinstance(values.get("domain"), str) else ""
-    own = domain, _check(values.get("check"), row)
-    judged = {place: calls_of(turns[place]) for place in answers}
-    return tuple(
-        Case(
-            id=name if len(answers) == 1 else f"{name}, turn {place + 1}",
-            turns=said[:place],
-            expected=said[place][1],
-            task=values["task"] if isinstance(values.get("task"), str) else "",
-            domain=CALLS if calls else own[0],
-            check=check_of(calls) if calls else own[1],
-            row=name,
-            turn=place + 1,
+    texts = {key: str(values.get(key) or "") for key in ("task", "domain")}
+    check = _check(values.get("check"), row)
+    cases = []
+    for place in answers:
+        calls = calls_of(turns[place])
+        cases.append(
+            Case(
+                id=name if len(answers) == 1 else f"{name}, turn {place + 1}",
+                turns=said[:place],
+                expected=said[place][1],
+                task=texts["task"],
+                domain=CALLS if calls else texts["domain"],
+                check=check_of(calls) if calls else check,
+                row=name,
+                turn=place + 1,
+            )
         )
-        for place, calls in judged.items()
-    )
+    return tuple(cases)
 
 
 def _name(row: Row, seen: dict[str, int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from expert.answer.decoding import DecodingSettings, resolve_decoding
 from expert.answer.writer import Answer
 from expert.core.rundir import weights_hash
+from expert.jobs.launch.cards import choose_cards
 from expert.jobs.validate.held_out import Run, refuse_rows_baseline_trained_on, trained_cases
 from expert.jobs.validate.models import ValidatedModel, models_on_cards
 from expert.jobs.validate.requirements import (
@@ -43,12 +44,12 @@ from expert.judging.judge_pool import judge_all
 from expert.judging.oracles.oracle import Judgement, wrong
 from expert.judging.oracles.text import OPEN_KIND
 from expert.judging.score import compare
+from expert.planning.machine.machine import describe_machine
 from expert.run.stored.choose_checkpoint import BASE, Choice, choose, states
 from expert.run.stored.load import base_warning, read_plan
 from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
-    from expert.data.records import Example
     from expert.judging.cases import Case
     from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
@@ -90,14 +91,16 @@ class _Task:
         pairs = zip(rows, self.test.cases, strict=True)
         new = [row for row, own in pairs if not any(case.id in self.learnt for case in own)]
         enough = min(MIN_NEW_CASES, len(rows)) <= len(new) < len(rows)
-        what = f"{self.model.name}: loss on held-out rows"
+        tell, note = self.telling("loss on held-out rows"), self.notes.append
+        every = self.model.losses(rows, tell=tell, note=note)
+        if not (self.judging.compares_with_base and enough):
+            return every, None
+        return every, self.model.losses(new, tell=tell, note=note)
 
-        def measure(some: Sequence[Example]) -> EvalResult:
-            return self.model.losses(
-                some, tell=lambda done, of: self.tell(what, done, of), note=self.notes.append
-            )
-
-        return measure(rows), (measure(new) if self.judging.compares_with_base and enough else None)
+    def telling(self, what: str) -> Callable[[int, int], None]:
+        """Report the progress of a part of the work on the present model."""
+        name = self.model.name
+        return lambda done, of: self.tell(f"{name}: {what}", done, of)
 
 
 def validate(
@@ -139,7 +142,12 @@ def validate(
     if limit is not None and limit < 1:
         raise CannotValidate(f"limit: got {limit}, expected a whole number of at least 1")
     check_requirements(asked)
-    opening = _open_model(gpus, device)
+    opening: AbstractContextManager[ValidatedModel]
+    if gpus is None:
+        opening = nullcontext(ValidatedModel(device))
+    else:  # a process for each card; missing cards are refused immediately
+        cards = choose_cards(gpus, describe_machine(), device=device, env=os.environ)
+        opening = models_on_cards(cards.environment_per_card(os.environ), device)
     began, run = time.monotonic(), _run_at(expert)
     if not os.access(run.folder.path, os.W_OK):
         raise CannotValidate(
@@ -170,24 +178,21 @@ def validate(
             for each in every
         )
         before = None
-        if other is not None:
-            before = _evaluate_checkpoint(other, others_choice, task)
-        elif baseline is not None:
-            before = _evaluate_checkpoint(run, None, task)
-        base = None
-        if judging.compares_with_base and before is not None and before.name == BASE:
-            base = before.new_rows or before.rows
-        elif judging.compares_with_base:
+        if baseline is not None:
+            before = _evaluate_checkpoint(other or run, others_choice, task)
+        base = before if before is not None and before.name == BASE else None
+        losses = (base.rows, base.new_rows) if base is not None else None
+        if judging.compares_with_base and losses is None:
             task.load(run, None)  # for its loss: it generates nothing
-            base_rows, base_new_rows = task.losses()
-            base = base_new_rows or base_rows
+            losses = task.losses()
+        base_rows = losses[1] or losses[0] if losses and judging.compares_with_base else None
     file, kept = validation_file(run.folder, chosen, test)
     notes = notes_on(test.every_case, judging.domain, left_out=test.left_out)
     notes += ["" if result.is_scored else few_cases(result.standing.score), *task.notes]
     rows = {each.case.id: each.row for each in result.cases}
     of_base = None
-    if base is not None:
-        of_base = ModelResult(loss=base.loss, token_accuracy=base.token_accuracy)
+    if base_rows is not None:
+        of_base = ModelResult(loss=base_rows.loss, token_accuracy=base_rows.token_accuracy)
     done = Validation(
         folder=run.folder.path,
         expert=run.plan.expert,
@@ -198,7 +203,7 @@ def validate(
         result=result,
         baseline=before,
         comparison=compare(result.verdicts(), before.verdicts(), rows) if before else None,
-        base=base,
+        base=base_rows,
         gate=evaluate_gate(
             judging.demands, result.standing, before.standing if before else None, base=of_base
         ),
@@ -236,18 +241,6 @@ def evaluate_model(run: Run, trained: Trained, test: TestSet, *, tell: Tell) -> 
     return _evaluate(str(run.folder.path), task)
 
 
-def _open_model(gpus: str | None, device: str) -> AbstractContextManager[ValidatedModel]:
-    """Where states are loaded: here, or in a process for each card, started when entered. Missing
-    cards are refused immediately."""
-    from expert.jobs.launch.cards import choose_cards
-    from expert.planning.machine.machine import describe_machine
-
-    if gpus is None:
-        return nullcontext(ValidatedModel(device))
-    cards = choose_cards(gpus, describe_machine(), device=device, env=os.environ)
-    return models_on_cards(cards.environment_per_card(os.environ), device)
-
-
 def _run_at(expert: str | Path | None) -> Run:
     folder, beside = find_expert(Path(expert) if expert is not None else None)
     plan = read_plan(folder)
@@ -280,26 +273,24 @@ def _evaluate(run: str, task: _Task) -> CheckpointResult:
             [replace(example, turns=example.turns[:-1]) for _, example in asked],
             task.decoding,
             task.seed,
-            tell=lambda done, of: task.tell(f"{name}: answering", done, of),
+            tell=task.telling("answering"),
             note=task.notes.append,
         )
     seconds = time.monotonic() - began
     cases = with_rendered_answers(asked, model.template) if model.template else []
     model.unload()  # judging takes memory of its own
     said = [_judged_text(*pair) for pair in zip(cases, answers, strict=True)]
-    scores: list[float | None] = [None] * len(cases)
     if judge is not None:
         task.tell(f"{name}: {judge.command}", 0, 0)
-        scored, faults = score_all(judge, cases, said)
+        judgements, faults = score_all(judge, cases, said)
         task.notes.extend(f"{name}: {fault}" for fault in faults)
-        judgements, scores = [each.judgement for each in scored], [each.score for each in scored]
     else:
         judgements = judge_all(
             cases,
             said,
             domain=task.judging.domain,
             strict=task.strict,
-            tell=lambda done, of: task.tell(f"{name}: judging", done, of),
+            tell=task.telling("judging"),
             notice=task.notes.append,
         )
     return CheckpointResult(
@@ -308,8 +299,8 @@ def _evaluate(run: str, task: _Task) -> CheckpointResult:
         step=model.step,
         rows=rows,
         cases=tuple(
-            replace(_judged(case, answer, found), learnt=case.id in task.learnt, score=score)
-            for case, answer, found, score in zip(cases, answers, judgements, scores, strict=True)
+            _judged(case, answer, judgement, learnt=case.id in task.learnt)
+            for case, answer, judgement in zip(cases, answers, judgements, strict=True)
         ),
         new_rows=new_rows,
         tokens=sum(answer.tokens for answer in answers),
@@ -322,14 +313,14 @@ def _judged_text(case: Case, answer: Answer) -> str:
     return answer.marked if case.check.get("marks") else answer.text
 
 
-def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
+def _judged(case: Case, answer: Answer, judgement: Judgement, *, learnt: bool) -> Judged:
     if answer.refused and judgement.kind == OPEN_KIND:
         judgement = replace(judgement, reason=answer.refused)
     elif answer.refused:
         judgement = wrong("run", answer.refused)
     elif judgement.passed is False and not answer.ended:
         cut = f"{judgement.reason}; the answer was cut at {answer.tokens} tokens"
-        judgement = wrong(judgement.kind, cut)
+        judgement = replace(judgement, reason=cut)
     said = _judged_text(case, answer)
     return Judged(
         case=case,
@@ -337,4 +328,5 @@ def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
         judgement=judgement,
         exact=said == case.expected.strip(),
         normalised=normalised(unfenced(said)) == normalised(case.expected),
+        learnt=learnt,
     )

@@ -15,7 +15,7 @@ from expert.judging.gate import MIN_NEW_CASES, Gate, ModelResult, Scores, gate_s
 from expert.judging.judge_command import JUDGE
 from expert.judging.oracles.oracle import Judgement, missing_packages
 from expert.judging.oracles.text import OPEN_KIND
-from expert.judging.oracles.typecheck import find_tsc
+from expert.judging.oracles.typescript import find_tsc
 from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ class Judged:
     """Equal except for whitespace and a Markdown fence."""
     learnt: bool = False
     """Prompt and answer are among the rows the run was trained on."""
-    score: float | None = None
-    """Of a judge command."""
 
     @property
     def is_open(self) -> bool:
@@ -81,10 +79,9 @@ class CheckpointResult:
 
     @property
     def standing(self) -> ModelResult:
-        score = gate_score(self.score, self.new_score)
         rows = self.new_rows or self.rows
         return ModelResult(
-            score=score,
+            score=gate_score(self.score, self.new_score),
             loss=rows.loss,
             token_accuracy=rows.token_accuracy,
             scores=self.scores if self.is_scored else None,
@@ -100,7 +97,7 @@ class CheckpointResult:
         """Scores of a judge command, on the cases not trained on if enough are left."""
         new = [each for each in self.cases if not each.learnt]
         asked = new if len(new) >= min(MIN_NEW_CASES, len(self.cases)) else self.cases
-        known = [each.score for each in asked if each.score is not None]
+        known = [each.judgement.score for each in asked if each.judgement.score is not None]
         mean = sum(known) / len(known) if known else None
         return Scores(mean=mean, scored=len(known), cases=len(asked))
 
@@ -109,12 +106,8 @@ class CheckpointResult:
 
     def by_task(self) -> dict[str, Score]:
         """The score of every task, if cases name one."""
-        tasks = dict.fromkeys(each.case.task for each in self.cases)
-        return {
-            task: _score([each for each in self.cases if each.case.task == task])
-            for task in tasks
-            if task
-        }
+        tasks = dict.fromkeys(each.case.task for each in self.cases if each.case.task)
+        return {task: _score([e for e in self.cases if e.case.task == task]) for task in tasks}
 
 
 def _score(cases: Sequence[Judged]) -> Score:
@@ -156,21 +149,19 @@ class Validation:
     @property
     def best(self) -> CheckpointResult | None:
         """The state with the best scores or the most correct answers; ties go to the lower loss."""
-        if not self.checkpoints:
-            return None
 
         def worth(each: CheckpointResult) -> tuple[float, float, float]:
             return each.scores.mean or 0.0, each.score.accuracy or 0.0, -each.rows.loss
 
-        return max(self.checkpoints, key=worth)
+        return max(self.checkpoints, key=worth, default=None)
 
     @property
     def learnt(self) -> dict[str, Any] | None:
         """How many cases the run was trained on, and its accuracy without them; None: none."""
         count = sum(each.learnt for each in self.result.cases)
+        new = self.result.new_score
         if not count:
             return None
-        new = self.result.new_score
         return {
             "cases": count,
             "others": new.cases,
@@ -180,16 +171,12 @@ class Validation:
 
     def trained_remark(self) -> str:
         """The same in words; "" if there are none."""
-        learnt = self.learnt
+        learnt, new = self.learnt, self.result.new_score
         if learnt is None:
             return ""
-        new = self.result.new_score
         text = f"{learnt['cases']} of {len(self.result.cases)} cases were also in the training rows"
-        if self.base is not None and not self.result.score.cases:
-            loss = (
-                "the loss is judged without them" if self.result.new_rows else "it looks too good"
-            )
-            return f"{text}: {loss}"
+        if self.result.new_rows and self.base is not None and not self.result.score.cases:
+            return f"{text}: the loss is judged without them"
         if new.accuracy is None:
             return f"{text}: memorised answers pass"
         text += f"; accuracy without them {new.accuracy:.1%} ({new.passed} of {new.judged})"
@@ -198,7 +185,7 @@ class Validation:
         return f"{text}: too few for the gate, which counts all cases"
 
     def as_dict(self) -> dict[str, Any]:
-        compared = asdict(self.comparison) if self.comparison else {}
+        compared = asdict(self.comparison) if self.comparison else None
         return {
             "version": VERSION,
             "expert": self.expert,
@@ -217,9 +204,9 @@ class Validation:
             "learnt": self.learnt,
             "partial": dict(self.partial) if self.partial else None,
             "baseline": result_facts(self.baseline) if self.baseline else None,
-            "comparison": compared or None,
-            "wins": list(compared.get("wins", ())),
-            "losses": list(compared.get("losses", ())),
+            "comparison": compared,
+            "wins": list(compared["wins"]) if compared else [],
+            "losses": list(compared["losses"]) if compared else [],
             "checkpoints": [result_facts(each, cases=False) for each in self.checkpoints],
             "best_checkpoint": self.best.name if self.best else None,
             "settings": dict(self.settings),
@@ -279,7 +266,7 @@ def result_facts(result: CheckpointResult, *, cases: bool = True) -> dict[str, A
                 "reason": each.judgement.reason,
                 "kind": each.judgement.kind,
                 "exact": each.exact,
-                "score": each.score,
+                "score": each.judgement.score,
                 "learnt": each.learnt,
             }
             for each in result.cases
@@ -291,10 +278,8 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
     """What the cases lack, what is not installed, and what that leaves out."""
     notes = []
     if left_out:
-        notes.append(
-            f"{counted(left_out, 'row')} more held out and not asked: the answer starts after "
-            "max_seq_length"
-        )
+        rows = counted(left_out, "row")
+        notes.append(f"{rows} more held out and not asked: the answer starts after max_seq_length")
     if not cases:
         plain = "the rows are plain text: there is a loss, and no answer to judge"
         return [*notes, f"{plain}, so no accuracy is required"]
@@ -305,16 +290,14 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
         )
     domains = {case.domain or domain for case in cases}
     for each in sorted(domains):
-        missing = missing_packages(each)
-        if missing:
-            names = ", ".join(name.replace("_", "-") for name in missing)
-            how = pip_install("validate")
+        if missing := missing_packages(each):
+            names, how = ", ".join(missing).replace("_", "-"), pip_install("validate")
             notes.append(f"{each}: {names} not installed: cases have no oracle  ({how})")
-    typed = [case for case in cases if case.check.get("equals") is False]
+    typed = any(case.check.get("equals") is False for case in cases)
     if "typescript" in domains and typed and find_tsc() is None:
         notes.append(
-            f"typescript: tsc is not installed: the types of {counted(len(typed), 'case')} are not "
-            "checked  (npm install --global typescript)"
+            "typescript: tsc is not installed: types are not checked  (npm install --global "
+            "typescript)"
         )
     return notes
 
@@ -325,10 +308,7 @@ def few_cases(score: Score) -> str:
     if score.interval is None or rows >= ENOUGH_CASES:
         return ""
     low, high = score.interval
-    of = f" of {counted(rows, 'row')}" if rows != score.judged else ""
-    few = "is" if score.judged == 1 else "are"
     return (
-        f"{counted(score.judged, 'case')}{of} {few} too few to be conclusive: the accuracy lies "
-        f"between {low:.1%} and {high:.1%}; {ENOUGH_CASES}{' rows' if of else ''} or more are "
-        "better"
+        f"{counted(rows, 'row')} with answers: too few to be conclusive: the accuracy lies between "
+        f"{low:.1%} and {high:.1%}; {ENOUGH_CASES} or more are better"
     )

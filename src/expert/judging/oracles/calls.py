@@ -58,9 +58,19 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     marks = CallMarks(**case.check.get("marks") or {})
     given = case.check.get("calls")
     with expected_part("the expected answer: "):
-        wanted = _calls_of_check(given) if given else calls_in(case.expected, marks)
-    if given and not _writes(wanted, case.expected, marks):
-        return unknown(UNREADABLE_CALLS)
+        if not given:
+            wanted = calls_in(case.expected, marks)
+        else:  # a list of objects with name and arguments, or the same as JSON text
+            value = parse(given if isinstance(given, str) else json.dumps(given))
+            every = enumerate(value if isinstance(value, list) else [value], 1)
+            wanted = [_call(each, "arguments", f"call {number}") for number, each in every]
+    if given:
+        try:
+            readable = not _difference(wanted, calls_in(case.expected, marks))
+        except NotACall:
+            readable = False
+        if not readable:
+            return unknown(UNREADABLE_CALLS)
     how.begin()
     found = calls_in(answer, marks)
     if not wanted and not found:
@@ -116,22 +126,6 @@ def check_of(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The check of a case that expects these calls."""
     # As text, so that no number is rounded on the way to the judging process.
     return {"calls": json.dumps(list(calls), ensure_ascii=False)}
-
-
-def _writes(calls: Sequence[Call], text: str, marks: CallMarks) -> bool:
-    try:
-        return not _difference(calls, calls_in(text, marks))
-    except NotACall:
-        return False
-
-
-def _calls_of_check(calls: Any) -> list[Call]:
-    """The calls of a check: a list of objects with name and arguments, or the same as JSON text."""
-    value = parse(calls if isinstance(calls, str) else json.dumps(calls))
-    return [
-        _call(each, "arguments", f"call {number}")
-        for number, each in enumerate(value if isinstance(value, list) else [value], 1)
-    ]
 
 
 def _call(value: Any, field: str, where: str) -> Call:

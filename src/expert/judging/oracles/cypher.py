@@ -58,55 +58,41 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         return right("equal") if same else unknown(why)
     given = case.check.get("setup") or ()
     setup = [str(each) for each in ([given] if isinstance(given, str | int) else given)]
-    rows, none = None, ""
-    try:
-        rows = _expected_result(wanted, setup, how.seconds)
-    except NoOracle as fault:
-        none = str(fault)
+    expected, none = None, "the case has no graph to run the query on"
+    if setup:
+        try:
+            with closing(Graph(setup, how.seconds)) as graph:
+                expected = graph.result_of(wanted)
+        except NoOracle as fault:
+            none = str(fault)
+        except QueryRefused as fault:
+            none = f"the expected query does not run in Ladybug: {fault}"
     how.begin()
     found = parse(own)
     if found.canonical() == wanted.canonical():
         return right("equal")
-    return unknown(none) if rows is None else _run_answer(wanted, rows, found, setup, how.seconds)
-
-
-def _expected_result(wanted: ParsedQuery, setup: Sequence[str], seconds: float) -> list[list[Any]]:
-    if not setup:
-        raise NoOracle("the case has no graph to run the query on")
-    with closing(Graph(setup, seconds)) as graph:
-        try:
-            return graph.result_of(wanted)
-        except QueryRefused as fault:
-            raise NoOracle(f"the expected query does not run in Ladybug: {fault}") from None
-
-
-def _run_answer(
-    wanted: ParsedQuery,
-    expected: list[list[Any]],
-    found: ParsedQuery,
-    setup: Sequence[str],
-    seconds: float,
-) -> Judgement:
-    """Run the answer in a fresh graph and compare."""
+    if expected is None:
+        return unknown(none)
     if found.reads != wanted.reads:
         what = "a query" if wanted.reads else "a statement that changes the graph"
         return wrong("run", f"is not {what}")
-    with closing(Graph(setup, seconds)) as graph:
+    with closing(Graph(setup, how.seconds)) as graph:
         try:
+            before = [] if wanted.reads else graph.everything()
             rows = graph.result_of(found)
         except QueryRefused as fault:
             if fault.dialect:
                 return unknown(f"Ladybug's dialect does not support the answer: {fault}")
             return wrong("run", str(fault))
-        untouched = graph.untouched(expected) if not wanted.reads else False
+    kind = "rows" if wanted.reads else "state"
     place = difference(expected, rows, ordered=wanted.ordered)
     if place is not None:
-        return wrong("rows" if wanted.reads else "state", place)
+        return wrong(kind, place)
     if wanted.reads and not expected:
         return unknown("the expected query returns no rows, as does the answer")
-    if untouched:
+    if not wanted.reads and difference(before, expected, ordered=False) is None:
         return unknown("the expected statement changes nothing, as does the answer")
-    return right("rows" if wanted.reads else "state")
+    return right(kind)
 
 
 class Graph:
@@ -130,7 +116,6 @@ class Graph:
         except (DoesNotParse, QueryRefused) as fault:
             self.close()
             raise NoOracle(f"the graph of the case cannot be made: {fault}") from None
-        self._before: list[list[Any]] | None = None
 
     def close(self) -> None:
         self._connection.close()
@@ -140,17 +125,11 @@ class Graph:
         """The rows of a query, or the whole graph after a statement that changes it."""
         if query.refused:
             raise QueryRefused(query.refused, dialect=True)
-        if query.reads:
-            return self._rows(query.safe)
-        self._before = self._all()
-        self._rows(query.safe)
-        return self._all()
+        rows = self._rows(query.safe)
+        return rows if query.reads else self.everything()
 
-    def untouched(self, now: list[list[Any]]) -> bool:
-        """Whether a graph equals this one before its change."""
-        return self._before is not None and difference(self._before, now, ordered=False) is None
-
-    def _all(self) -> list[list[Any]]:
+    def everything(self) -> list[list[Any]]:
+        """All nodes and relationships."""
         nodes, ways = (self._rows(query) for query in _EVERYTHING)
         return [[*row, None, None] for row in nodes] + ways
 

@@ -24,10 +24,6 @@ from expert.judging.oracles.oracle import (
 )
 
 
-class _TooLong(Exception):
-    """Schema validation that takes too long."""
-
-
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `schema`, a JSON Schema, and `equals` (by default true without a
     schema)."""
@@ -51,8 +47,6 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
                 broken = next(validator.iter_errors(_without_decimals(value)), None)
         except import_optional("referencing").exceptions.Unresolvable as error:
             return unknown(f"the schema of the case refers to something outside it: {error}")
-        except _TooLong:
-            return unknown(f"the schema of the case takes longer than {how.seconds:g} s")
         except RecursionError:
             return unknown("the schema of the case refers to itself endlessly")
         except Exception as error:  # noqa: BLE001 - a pattern may fail when it is first used
@@ -98,20 +92,21 @@ def difference(expected: Any, value: Any, path: str = "$") -> str | None:
                 f"without the key {missing[0]!r}" if missing else f"with the extra key {more[0]!r}"
             )
             return f"{path}: an object {short(key)}"
-        found = (difference(expected[k], value[k], f"{path}.{short(k)}") for k in expected)
-        return next((place for place in found if place is not None), None)
-    if isinstance(expected, list):
+        parts = [(f"{path}.{short(k)}", expected[k], value[k]) for k in expected]
+    elif isinstance(expected, list):
         if len(expected) != len(value):
             return f"{path}: {len(value)} entries instead of {len(expected)}"
         pairs = enumerate(zip(expected, value, strict=True))
-        found = (difference(one, other, f"{path}[{place}]") for place, (one, other) in pairs)
-        return next((place for place in found if place is not None), None)
-    if expected == value:
-        return None
-    shown, wanted = (
-        short(json.dumps(each, ensure_ascii=False, default=str)) for each in (value, expected)
-    )
-    return f"{path}: {shown} instead of {wanted}"
+        parts = [(f"{path}[{place}]", one, other) for place, (one, other) in pairs]
+    else:
+        if expected == value:
+            return None
+        shown, wanted = (
+            short(json.dumps(each, ensure_ascii=False, default=str)) for each in (value, expected)
+        )
+        return f"{path}: {shown} instead of {wanted}"
+    found = (difference(one, other, place) for place, one, other in parts)
+    return next((place for place in found if place is not None), None)
 
 
 def _kind(value: Any) -> str:
@@ -153,7 +148,7 @@ def _validator(schema: Any, seconds: float) -> Any:
     except jsonschema.SchemaError as error:
         why = f"the schema of the case is not a JSON Schema: {short(error.message)}"
         raise NoOracle(why) from None
-    except (_TooLong, RecursionError, OverflowError):
+    except (TimeoutError, RecursionError, OverflowError):
         raise NoOracle("the schema of the case is too large or nested too deep") from None
     # An empty registry: no reference in the schema is fetched.
     return kind(schema, registry=referencing.Registry())
@@ -161,10 +156,10 @@ def _validator(schema: Any, seconds: float) -> Any:
 
 @contextlib.contextmanager
 def _in_time(seconds: float) -> Iterator[None]:
-    """Raise _TooLong after this many seconds."""
+    """Raise TimeoutError after this many seconds."""
 
     def late(*_: object) -> None:
-        raise _TooLong
+        raise TimeoutError(f"takes longer than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)

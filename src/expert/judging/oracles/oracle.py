@@ -39,6 +39,8 @@ class Judgement:
     kind: str
     """What decided: "equal", "rows", "state", "parse", "run", "schema", "types", "calls", "judge",
     "none", …; "open": open text, which is not judged."""
+    score: float | None = None
+    """Of a judge command."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from expert.judging.answers import DoesNotParse, check_parseable
 from expert.judging.cases import Case
@@ -31,8 +30,7 @@ SYNTHETIC_SETS = 3
 _WORST = (False, True, None)  # a set of rows that decides nothing does not count against the others
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Expected:
+class _Expected(NamedTuple):
     reads: bool
     ordered: bool
     rows: Sequence[Sequence[Any]]
@@ -51,12 +49,15 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     with expected_part("the expected query: "):
         wanted = parse(case.expected, dialect)
     setup = setup_of(case)
-    query = _for_sqlite(wanted, case.expected, dialect)
-    expected, none = [], ""
-    try:
-        expected = _run_expected(wanted, query, setup, how.seconds)
-    except NoOracle as fault:
-        none = str(fault)
+    expected, none = [], "the case has no tables to run the query on"
+    if setup:
+        try:
+            query = _for_sqlite(wanted, case.expected, dialect)
+            expected = _run_expected(wanted, query, setup, how.seconds)
+        except (StatementRefused, LimitExceeded) as fault:
+            none = f"the expected query does not run in SQLite: {fault}"
+        except NoOracle as fault:
+            none = str(fault)
     how.begin()
     found = parse(how.inside(answer), dialect)
     if _canonical(found) == _canonical(wanted):
@@ -89,10 +90,8 @@ def parse(text: str, dialect: str) -> Any:
 def setup_of(case: Case) -> list[str]:
     """The statements that create the tables of a case; empty if there are none."""
     given = case.check.get("setup")
-    if isinstance(given, str):
-        return [given]
     if given is not None:
-        return [str(statement) for statement in given]
+        return [given] if isinstance(given, str) else [str(statement) for statement in given]
     # Data sets often put the schema into the prompt: from the first CREATE TABLE on.
     found = re.search(r"CREATE\s+TABLE\b", case.prompt, re.IGNORECASE)
     if not found:
@@ -109,8 +108,6 @@ def _for_sqlite(tree: Any, text: str, dialect: str) -> str:
 def _run_expected(wanted: Any, query: str, setup: list[str], seconds: float) -> list[_Expected]:
     """Results of the expected query on every set of rows; NoOracle if SQLite cannot run it."""
     sqlglot = import_optional("sqlglot")
-    if not setup:
-        raise NoOracle("the case has no tables to run the query on")
     reads = isinstance(wanted, sqlglot.exp.Query)
     with Sandbox(seconds) as box:
         try:
@@ -134,15 +131,12 @@ def _run_on(
     results = []
     for turned in (False, True) if made else (False,):
         with Sandbox(seconds) as box:
-            try:
-                box.set_up(setup)
-                box.fill({t: rows[::-1] for t, rows in made.items()} if turned else made)
-                before = {} if reads else box.state()
-                if turned:
-                    box.reverse_unordered_reads()
-                results.append(box.run(query, reads=reads))
-            except (StatementRefused, LimitExceeded) as fault:
-                raise NoOracle(f"the expected query does not run in SQLite: {fault}") from None
+            box.set_up(setup)
+            box.fill({t: rows[::-1] for t, rows in made.items()} if turned else made)
+            before = {} if reads else box.state()
+            if turned:
+                box.reverse_unordered_reads()
+            results.append(box.run(query, reads=reads))
             after = {} if reads else box.state()
     rows, doubt = results[0], ""
     if reads and not rows:

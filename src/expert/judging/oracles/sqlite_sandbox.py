@@ -193,19 +193,16 @@ def _quoted(name: str) -> str:
 
 def _allowing(actions: set[int]) -> Callable[..., int]:
     def authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
-        allowed = action in actions and not _is_forbidden(action, first, second)
+        allowed = action in actions
+        if action == sqlite3.SQLITE_FUNCTION:
+            allowed = allowed and (second or "").lower() not in _FORBIDDEN_FUNCTIONS
+        elif action == sqlite3.SQLITE_READ:
+            table = (first or "").lower()
+            known = table in _FORBIDDEN_TABLES or table.startswith("pragma_")
+            allowed = allowed and not known
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
     return authorize
-
-
-def _is_forbidden(action: int, table: str | None, function: str | None) -> bool:
-    if action == sqlite3.SQLITE_FUNCTION:
-        return (function or "").lower() in _FORBIDDEN_FUNCTIONS
-    name = (table or "").lower()
-    return action == sqlite3.SQLITE_READ and (
-        name in _FORBIDDEN_TABLES or name.startswith("pragma_")
-    )
 
 
 _reading, _changing = _allowing(_READING), _allowing(_BUILDING)

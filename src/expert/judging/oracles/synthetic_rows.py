@@ -27,8 +27,6 @@ KEYS = MEETING + MIXED
 """The least number of rows of any table, so that every reference finds a row."""
 NEARBY_RANGE = 60
 """Range around a value in which others are drawn: wide enough that sorting has few ties."""
-TRIES = 20
-"""Draws before a duplicate value is accepted."""
 NUMBERS = ("INT", "REAL", "NUM", "DEC", "FLOAT", "DOUBLE")
 _WAYS = {
     "EQ": (("same",), ("other",)),
@@ -60,12 +58,8 @@ class _RowMaker:
         exp = import_optional("sqlglot").exp
         self._draw = draw
         pairs = [(node.this, node.expression) for node in query.find_all(exp.EQ)]
-        self._joined = {
-            side.name.lower()
-            for pair in pairs
-            if all(isinstance(side, exp.Column) for side in pair)
-            for side in pair
-        }
+        joins = [pair for pair in pairs if all(isinstance(side, exp.Column) for side in pair)]
+        self._joined = {side.name.lower() for pair in joins for side in pair}
         """Columns that are compared with other columns, as in joins."""
         kinds = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Ordered)
         found = (column for node in query.find_all(*kinds) for column in node.find_all(exp.Column))
@@ -73,9 +67,6 @@ class _RowMaker:
         """Columns that are aggregated or sorted: they get numbers, whatever their type."""
         self._meets: dict[str, list[Way]] = {}
         self._misses: dict[str, list[Way]] = {}
-        self._read_conditions(query, exp)
-
-    def _read_conditions(self, query: Any, exp: Any) -> None:
         turned = {exp.GT: exp.LT, exp.LT: exp.GT, exp.GTE: exp.LTE, exp.LTE: exp.GTE}
         for node in query.find_all(exp.EQ, exp.NEQ, *turned, exp.Like, exp.In, exp.Between):
             kind, column = type(node), _column(node.this, exp)
@@ -97,7 +88,6 @@ class _RowMaker:
         plans += [(None, True)] * MIXED
         self._draw.shuffle(plans)
         keys = self._keys(table, columns)
-        used: dict[str, set[Any]] = {name: set() for name in self._aggregated}
         made = []
         for number, (missed, mixed) in enumerate(plans, 1):
             row = []
@@ -107,16 +97,8 @@ class _RowMaker:
                 if name in self._meets:
                     own = self._misses[name] if name == missed else self._meets[name]
                     ways = [*self._meets[name], *self._misses[name], *ways] if mixed else own
-                if name in keys:
-                    row.append(number)
-                    continue
-                # A sorted column gets a value that no row has yet, if possible.
-                for _ in range(TRIES):
-                    value = self._value(self._draw.choice(ways), column)
-                    if value not in used.get(name, ()):
-                        break
-                used.get(name, set()).add(value)
-                row.append(value)
+                is_key = name in keys
+                row.append(number if is_key else self._value(self._draw.choice(ways), column))
             made.append(tuple(row))
         return made
 
@@ -136,18 +118,18 @@ class _RowMaker:
         if how == "same":
             return value
         if how == "like":
-            is_text = isinstance(value, str)
-            return value.replace("%", "").replace("_", "x") if is_text else value
+            return str(value).replace("%", "").replace("_", "x")
         if how == "other" and value in (0, 1):
             return 1 - value
         far = self._draw.randint(1, NEARBY_RANGE)
         by = {"next": 1, "before": -1, "less": -far}.get(how, far)
-        if isinstance(value, str):
-            moved = _moved_text(value, by)
-            return f"not {value}" if how == "other" and len(moved) != len(value) else moved
-        if not isinstance(value, int) or any(word in column.kind.upper() for word in NUMBERS):
+        if not isinstance(value, str):
             return value + by
-        return _same_digits(value, value + by)
+        try:
+            return str(datetime.date.fromisoformat(value) + datetime.timedelta(days=by))
+        except (ValueError, OverflowError):  # a text that sorts above or below
+            longer = f"{value}{'z' * by}" if by > 0 else value[: max(0, len(value) + by)]
+            return f"not {value}" if how == "other" else longer
 
     def _unrelated(self, column: Column) -> Any:
         """A value that names its column, as far as its type and use allow."""
@@ -157,13 +139,13 @@ class _RowMaker:
             return draw.randint(1, KEYS)
         if "BOOL" in kind or (values and all(value in (0, 1) for value in values)):
             return draw.randint(0, 1)
+        if "DATE" in kind or "TIMESTAMP" in kind:
+            day = datetime.date(2000, 1, 1) + datetime.timedelta(days=draw.randint(0, 9000))
+            return f"{day} 10:00:00" if "TIME" in kind else f"{day}"
         if values and all(isinstance(value, int) for value in values):
             # As many digits as the value it is compared with, so that both sort alike as text.
             digits = max(len(str(abs(value))) for value in values)
             return draw.randint(10 ** (digits - 1), 10**digits - 1)
-        if "DATE" in kind or "TIMESTAMP" in kind:
-            day = datetime.date(2000, 1, 1) + datetime.timedelta(days=draw.randint(0, 9000))
-            return f"{day} 10:00:00" if "TIME" in kind else f"{day}"
         if name in self._aggregated or any(word in kind for word in NUMBERS):
             return draw.randint(100, 999)
         return f"{column.name} {draw.randint(10, 99)}"
@@ -183,29 +165,9 @@ def _literals(node: Any, exp: Any) -> list[Any]:
     for literal in node.find_all(exp.Literal):
         if id(literal) in inner:
             continue
-        text = str(literal.this)
-        if literal.is_string:
-            found.append(text)
-            continue
-        value = float(text) if any(sign in text.lower() for sign in ".e") else int(text)
-        found.append(-value if isinstance(literal.parent, exp.Neg) else value)
+        value: Any = str(literal.this)
+        if not literal.is_string:
+            value = float(value) if any(sign in value.lower() for sign in ".e") else int(value)
+            value = -value if isinstance(literal.parent, exp.Neg) else value
+        found.append(value)
     return found
-
-
-def _same_digits(value: int, moved: int) -> int:
-    """For a text column: the moved number with as many digits as the value, to sort alike."""
-    digits = len(str(value))
-    low, high = 10 ** (digits - 1), 10**digits - 1
-    if value <= 0:
-        return moved
-    if moved > value:
-        return min(high, moved) if value < high else 10 * value + 1
-    return max(low, moved) if value > low else value // 10
-
-
-def _moved_text(value: str, by: int) -> str:
-    """A text that sorts this far above or below; of a date, so many days away."""
-    try:
-        return str(datetime.date.fromisoformat(value) + datetime.timedelta(days=by))
-    except (ValueError, OverflowError):
-        return f"{value}{'z' * by}" if by > 0 else value[: max(0, len(value) + by)]

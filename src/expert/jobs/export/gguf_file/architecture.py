@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """How llama.cpp treats a model_type of transformers."""
 
     arch: str
@@ -24,27 +22,27 @@ class Family:
     """RoPE rotates neighbouring rows, so rows of q and k are stored in that order."""
     norm_plus_one: bool = False
     """Norm weights are stored plus one, which transformers adds when it computes."""
-    activation: str = "silu"
     windows: bool = False
     """llama.cpp supports its sliding windows."""
     tied: bool = False
     """llama.cpp always uses the embedding as the head."""
+    largest: int = 0
+    """Layers of the model whose attention llama.cpp scales by hidden_size / heads."""
+    window_everywhere: bool = False
+    """Its sliding window is that of all layers, whatever layer_types says."""
 
 
 FAMILIES = {
     "llama": Family("LLAMA", interleaved=True),
-    "mistral": Family("LLAMA", interleaved=True),
+    "mistral": Family("LLAMA", interleaved=True, window_everywhere=True),
     "qwen2": Family("QWEN2"),
     "qwen3": Family("QWEN3"),
-    "gemma": Family("GEMMA", norm_plus_one=True, activation="gelu_pytorch_tanh", tied=True),
-    "gemma2": Family(
-        "GEMMA2", norm_plus_one=True, activation="gelu_pytorch_tanh", windows=True, tied=True
-    ),
-    "gemma3_text": Family(
-        "GEMMA3", norm_plus_one=True, activation="gelu_pytorch_tanh", windows=True
-    ),
-    "phi3": Family("PHI3"),
+    "gemma": Family("GEMMA", norm_plus_one=True, tied=True),
+    "gemma2": Family("GEMMA2", norm_plus_one=True, windows=True, tied=True, largest=46),
+    "gemma3_text": Family("GEMMA3", norm_plus_one=True, windows=True, largest=62),
+    "phi3": Family("PHI3", window_everywhere=True),
 }
+_SILU, _GELU = ("silu",), ("gelu", "gelu_new", "gelu_pytorch_tanh")
 _ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
@@ -57,47 +55,32 @@ def family_of(config: Any) -> Family:
             f"--gguf: model_type {config.model_type!r} is not supported  (supported: "
             f"{', '.join(FAMILIES)}; or export --merged and convert it with llama.cpp)"
         )
-    wrong = list(_unsupported_features(config, family))
-    if wrong:
+    rope, head, heads = _rope(config), _head_dim(config), config.num_attention_heads
+    activation = getattr(config, "hidden_activation", None) or config.hidden_act
+    kind, is_phi = rope.get("rope_type", "default"), family.arch == "PHI3"
+    scale = config.hidden_size // heads if config.num_hidden_layers == family.largest else head
+    scalar = getattr(config, "query_pre_attn_scalar", None)
+    problems = {
+        f"its activation is {activation}": (
+            activation not in (_GELU if family.norm_plus_one else _SILU)
+        ),
+        f"rope_type {kind} is not supported": kind not in _ROPES,
+        "RoPE rotates only a part of each head": (
+            not is_phi and rope.get("partial_rotary_factor", 1.0) != 1.0
+        ),
+        "heads times head_dim is not hidden_size": is_phi and head * heads != config.hidden_size,
+        f"query_pre_attn_scalar is {scalar}, not {scale}": (
+            scalar is not None and not math.isclose(scalar, scale)
+        ),
+        "its head is not tied to its embedding": family.tied and not config.tie_word_embeddings,
+        "its attention is bidirectional": getattr(config, "use_bidirectional_attention", False),
+    }
+    if wrong := [text for text, applies in problems.items() if applies]:
         raise CannotExport(
             f"--gguf: llama.cpp would compute this model differently: {'; '.join(wrong)}  (export "
             "it with --merged)"
         )
     return family
-
-
-def _unsupported_features(config: Any, family: Family) -> Iterator[str]:
-    own = getattr(config, "hidden_activation", None) or config.hidden_act
-    gelu = ("gelu", "gelu_new", "gelu_pytorch_tanh") if family.norm_plus_one else ()
-    if own != family.activation and own not in gelu:
-        yield f"its activation is {own}, not {family.activation}"
-    rope = _rope(config)
-    kind = rope.get("rope_type", "default")
-    if kind not in _ROPES:
-        yield f"rope_type {kind} is not supported"
-    if family.arch != "PHI3" and rope.get("partial_rotary_factor", 1.0) != 1.0:
-        yield "RoPE rotates only a part of each head"
-    if (
-        family.arch == "PHI3"
-        and _head_dim(config) * config.num_attention_heads != config.hidden_size
-    ):
-        yield "heads times head_dim is not hidden_size"
-    scalar = getattr(config, "query_pre_attn_scalar", None)
-    if scalar is not None and not math.isclose(scalar, _expected_scalar(config)):
-        yield f"query_pre_attn_scalar is {scalar}, not {_expected_scalar(config):g}"
-    if family.tied and not config.tie_word_embeddings:
-        yield "its head is not tied to its embedding"
-    if getattr(config, "use_bidirectional_attention", False):
-        yield "its attention is bidirectional"
-
-
-def _expected_scalar(config: Any) -> float:
-    """llama.cpp recognises the largest Gemma by its number of layers, and uses hidden_size / heads
-    for it."""
-    largest = {"gemma2": 46, "gemma3_text": 62}.get(config.model_type)
-    if config.num_hidden_layers == largest:
-        return float(config.hidden_size // config.num_attention_heads)
-    return float(_head_dim(config))
 
 
 def _head_dim(config: Any) -> int:
@@ -114,11 +97,10 @@ def _rope(config: Any, layers: str = "full_attention") -> Mapping[str, Any]:
 
 def window_of(config: Any) -> int | None:
     """The sliding window of some layers; None for full attention."""
-    kinds = getattr(config, "layer_types", None) or []
-    window = getattr(config, "sliding_window", None)
-    if config.model_type in ("mistral", "phi3"):  # in all layers, whatever layer_types says
-        return window
-    return window if "sliding_attention" in kinds else None
+    everywhere = FAMILIES[config.model_type].window_everywhere
+    if everywhere or "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        return getattr(config, "sliding_window", None)
+    return None
 
 
 def add_settings(writer: Any, config: Any, family: Family) -> None:
@@ -160,22 +142,17 @@ def _add_rope(writer: Any, config: Any, family: Family) -> None:
         writer.add_rope_scaling_factor(float(rope["factor"]))
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(int(before or config.max_position_embeddings))
-        if rope.get("beta_fast") is not None:
-            writer.add_rope_scaling_yarn_beta_fast(float(rope["beta_fast"]))
-        if rope.get("beta_slow") is not None:
-            writer.add_rope_scaling_yarn_beta_slow(float(rope["beta_slow"]))
+        for key in ("beta_fast", "beta_slow"):
+            if rope.get(key) is not None:
+                getattr(writer, f"add_rope_scaling_yarn_{key}")(float(rope[key]))
     if kind == "longrope":
         original = before or config.original_max_position_embeddings
+        attention = rope.get("attention_factor")
+        if attention is None:
+            factor = rope.get("factor") or config.max_position_embeddings / original
+            attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         writer.add_rope_scaling_orig_ctx_len(int(original))
-        writer.add_rope_scaling_attn_factors(_long_attention(config, rope, original))
-
-
-def _long_attention(config: Any, rope: Mapping[str, Any], original: int) -> float:
-    own = rope.get("attention_factor")
-    if own is not None:
-        return float(own)
-    factor = rope.get("factor") or config.max_position_embeddings / original
-    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        writer.add_rope_scaling_attn_factors(float(attention))
 
 
 class StoredTensor(NamedTuple):
@@ -254,25 +231,20 @@ def _rope_factor_tensors(config: Any) -> Iterator[StoredTensor]:
     """RoPE factors, which slow down the rotation of each pair of a head."""
     import torch
 
-    rope = _rope(config)
+    rope, head = _rope(config), _head_dim(config)
     factors: dict[str, Any] = {}
     if rope.get("rope_type") == "llama3":
-        factors["rope_freqs.weight"] = _llama3_factors(rope, _head_dim(config))
+        # 1 for fast pairs, the factor for slow ones, interpolated in between.
+        factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
+        before, slowed = rope["original_max_position_embeddings"], []
+        for pair in range(0, head, 2):
+            turns = before * rope["rope_theta"] ** (-pair / head) / (2 * math.pi)
+            part = min(max((turns - low) / (high - low), 0.0), 1.0)
+            slowed.append(1 / ((1 - part) / factor + part))
+        factors["rope_freqs.weight"] = slowed
     if rope.get("rope_type") == "longrope":
         factors["rope_factors_long.weight"] = rope["long_factor"]
         factors["rope_factors_short.weight"] = rope["short_factor"]
     for name, values in factors.items():
         computed = torch.tensor(values, dtype=torch.float32)
         yield StoredTensor(name, "", tuple(computed.shape), _same, _same, computed)
-
-
-def _llama3_factors(rope: Mapping[str, Any], head: int) -> list[float]:
-    """1 for fast pairs, the factor for slow ones, interpolated in between."""
-    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
-    before = rope["original_max_position_embeddings"]
-    factors = []
-    for pair in range(0, head, 2):
-        turns = before * rope["rope_theta"] ** (-pair / head) / (2 * math.pi)
-        part = min(max((turns - low) / (high - low), 0.0), 1.0)
-        factors.append(1 / ((1 - part) / factor + part))
-    return factors

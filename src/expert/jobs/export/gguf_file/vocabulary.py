@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from expert.data.records import Turn
+from expert.data.template.templates import Template
 from expert.jobs.export.checks import CannotExport
 
 if TYPE_CHECKING:
-    from expert.data.template.templates import Template
     from expert.data.tokens.encoder import TextEncoder
 
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -50,43 +50,19 @@ _END_NAMES = ("</s>", "<eos>", "<EOT>", "[EOT]", "[EOS]", "<|end|>", "<end_of_tu
 _CONTROL, _USER, _NORMAL, _UNKNOWN, _BYTE, _UNUSED = 3, 4, 1, 2, 6, 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """A tokenizer for a GGUF file."""
 
-    model: str
-    """gpt2: byte-level BPE; llama: SentencePiece."""
-    pre: str
     tokens: list[str]
-    types: list[int]
-    merges: list[str] | None
-    scores: list[float] | None
-    space_prefix: bool
-    add_bos: bool
-    ids: dict[str, int]
-    """Ids of special tokens: bos, eos, eot, unk, pad."""
-    chat_template: str
+    calls: list[tuple[Any, ...]]
+    """Methods of the writer with their arguments, in the order of the file."""
     strips_after: bool
     """Spaces after markers are dropped, which llama.cpp only does for models named Phi-3."""
     notes: tuple[str, ...]
 
     def add_to(self, writer: Any) -> None:
-        writer.add_tokenizer_model(self.model)
-        writer.add_tokenizer_pre(self.pre)
-        writer.add_token_list(self.tokens)
-        writer.add_token_types(self.types)
-        if self.merges is not None:
-            writer.add_token_merges(self.merges)
-        if self.scores is not None:
-            writer.add_token_scores(self.scores)
-        names = {"pad": "padding", "unk": "unknown"}
-        for name, number in self.ids.items():
-            writer.add_uint32(f"tokenizer.ggml.{names.get(name, name)}_token_id", number)
-        writer.add_add_bos_token(self.add_bos)
-        writer.add_add_eos_token(False)
-        writer.add_add_space_prefix(self.space_prefix)
-        if self.chat_template:
-            writer.add_chat_template(self.chat_template)
+        for method, *arguments in self.calls:
+            getattr(writer, method)(*arguments)
 
 
 def vocabulary(
@@ -108,35 +84,50 @@ def vocabulary(
         )
     tokens, types, notes = _tokens(tokenizer_json, rows)
     merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
-    like_spm = bool(model.get("byte_fallback"))
-    pre, scores, prefix = "default", None, False
-    if like_spm:
-        tokens = _spaced(tokens, types)
+    prefix = False
+    own: list[tuple[Any, ...]]
+    if model.get("byte_fallback"):
+        # llama.cpp searches added tokens in the raw text, so their spaces must be plain spaces.
+        plain = {text: text.replace("▁", " ") for text in tokens}
+        tokens = [
+            plain[text] if kind == _USER and plain[text] not in plain else text
+            for text, kind in zip(tokens, types, strict=True)
+        ]
         scores = _scores(tokens, merges)
         prefix = _space_prefix(encoder, template, tokens, types, scores)
+        kind, pre, own = "llama", "default", [("add_token_scores", scores)]
     else:
-        pre = _pre_tokenizer(tokenizer_json)
-        notes += _bpe_notes(tokenizer_json, pre)
-    plain = [
-        t for t, kind in zip(tokens, types, strict=True) if kind == _NORMAL and t in _END_NAMES
+        kind, pre = "gpt2", _pre_tokenizer(tokenizer_json, notes)
+        own = [("add_token_merges", merges)]
+    ended = [t for t, k in zip(tokens, types, strict=True) if k == _NORMAL and t in _END_NAMES]
+    if ended:
+        notes.append(f"llama.cpp ends an answer at {', '.join(ended)}, even within text")
+    look = encoder.tokenizer.token_to_id
+    ids = {
+        "bos": look(encoder.special.bos) if encoder.special.bos else None,
+        "eos": ends[0] if ends else None,
+        "eot": ends[1] if len(ends) > 1 else None,
+        "unknown": look(model["unk_token"]) if model.get("unk_token") else None,
+        "padding": encoder.pad_id,
+    }
+    calls = [
+        ("add_tokenizer_model", kind),
+        ("add_tokenizer_pre", pre),
+        ("add_token_list", tokens),
+        ("add_token_types", types),
+        *own,
+        *(
+            ("add_uint32", f"tokenizer.ggml.{name}_token_id", int(number))
+            for name, number in ids.items()
+            if number is not None
+        ),
+        ("add_add_bos_token", bool(encoder.prefix)),
+        ("add_add_eos_token", False),
+        ("add_add_space_prefix", prefix),
+        *([("add_chat_template", chat_template)] if chat_template else []),
     ]
-    if plain:
-        notes.append(f"llama.cpp ends an answer at {', '.join(plain)}, even within text")
-    added = tokenizer_json["added_tokens"]
-    return Vocabulary(
-        model="llama" if like_spm else "gpt2",
-        pre=pre,
-        tokens=tokens,
-        types=types,
-        merges=None if like_spm else merges,
-        scores=scores,
-        space_prefix=prefix,
-        add_bos=bool(encoder.prefix),
-        ids=_ids(encoder, ends, model),
-        chat_template=chat_template,
-        strips_after=any(token["rstrip"] for token in added),
-        notes=tuple(notes),
-    )
+    strips_after = any(token["rstrip"] for token in tokenizer_json["added_tokens"])
+    return Vocabulary(tokens, calls, strips_after, tuple(notes))
 
 
 def _tokens(tokenizer_json: Mapping[str, Any], rows: int) -> tuple[list[str], list[int], list[str]]:
@@ -155,37 +146,43 @@ def _tokens(tokenizer_json: Mapping[str, Any], rows: int) -> tuple[list[str], li
         by_number[token["id"]] = token["content"]
         if kinds.get(token["id"]) != _UNKNOWN:
             kinds[token["id"]] = _CONTROL if token["special"] else _USER
-    taken = set(by_number.values())
-    tokens = [by_number.get(number) or _unused(number, taken) for number in range(rows)]
+    taken, tokens = set(by_number.values()), []
+    for number in range(rows):
+        text = by_number.get(number) or f"[PAD{number}]"
+        while number not in kinds and text in taken:
+            text = f"[{text}]"
+        tokens.append(text)
     types = [kinds.get(number, _UNUSED) for number in range(rows)]
     left = sorted(text for number, text in by_number.items() if number >= rows)
     note = f"tokens without a row in the embedding are left out: {', '.join(left[:3])}"
     return tokens, types, [note] if left else []
 
 
-def _unused(number: int, taken: set[str]) -> str:
-    text = f"[PAD{number}]"
-    while text in taken:
-        text = f"[{text}]"
-    taken.add(text)
-    return text
-
-
-def _pre_tokenizer(tokenizer_json: Mapping[str, Any]) -> str:
-    """llama.cpp's name of the pre-tokenizer."""
+def _pre_tokenizer(tokenizer_json: Mapping[str, Any], notes: list[str]) -> str:
+    """llama.cpp's name of the pre-tokenizer; `notes` receives where it differs."""
     own = tokenizer_json.get("pre_tokenizer") or {}
     steps = own.get("pretokenizers", [own])
-    cuts = tuple(map(_cut, steps))
-    found = PRE_TOKENIZERS.get(cuts)
-    normaliser = (tokenizer_json.get("normalizer") or {"type": "NFC"})["type"]
-    if found is None or normaliser != "NFC":
+    pre = PRE_TOKENIZERS.get(tuple(map(_cut, steps)))
+    normalizer = tokenizer_json.get("normalizer")
+    if pre is None or (normalizer and normalizer["type"] != "NFC"):
         kinds = ", ".join(str(step.get("type")) for step in steps)
         raise CannotExport(
-            f"--gguf: llama.cpp does not support this pre-tokenizer (normalizer "
-            f"{normaliser}, {kinds})  (supported: {', '.join(PRE_TOKENIZERS.values())}; export it "
-            "with --merged)"
+            f"--gguf: llama.cpp does not support this pre-tokenizer ({kinds}, normalizer "
+            f"{normalizer and normalizer['type']})  (supported: "
+            f"{', '.join(PRE_TOKENIZERS.values())}; export it with --merged)"
         )
-    return found
+    if bool(tokenizer_json["model"].get("ignore_merges")) != (pre in _WHOLE_WORDS):
+        notes.append(
+            f"llama.cpp's pre-tokenizer {pre} {'ignores' if pre in _WHOLE_WORDS else 'applies'} "
+            "merges for words in the vocabulary, unlike this tokenizer: rare words may have other "
+            "tokens"
+        )
+    if normalizer:
+        notes.append(
+            "llama.cpp does not normalise text to NFC as this tokenizer does: text with combining "
+            "accents gets other tokens"
+        )
+    return pre
 
 
 def _cut(step: Mapping[str, Any]) -> str:
@@ -199,45 +196,7 @@ def _cut(step: Mapping[str, Any]) -> str:
     return f"{kind}?"
 
 
-def _bpe_notes(tokenizer_json: Mapping[str, Any], pre: str) -> list[str]:
-    notes = []
-    if bool(tokenizer_json["model"].get("ignore_merges")) != (pre in _WHOLE_WORDS):
-        notes.append(
-            f"llama.cpp's pre-tokenizer {pre} {'ignores' if pre in _WHOLE_WORDS else 'applies'} "
-            "merges for words in the vocabulary, unlike this tokenizer: rare words may have other "
-            "tokens"
-        )
-    if tokenizer_json.get("normalizer"):
-        notes.append(
-            "llama.cpp does not normalise text to NFC as this tokenizer does: text with combining "
-            "accents gets other tokens"
-        )
-    return notes
-
-
-def _ids(encoder: TextEncoder, ends: Sequence[int], model: Mapping[str, Any]) -> dict[str, int]:
-    look = encoder.tokenizer.token_to_id
-    found = {
-        "bos": look(encoder.special.bos) if encoder.special.bos else None,
-        "eos": ends[0] if ends else None,
-        "eot": ends[1] if len(ends) > 1 else None,
-        "unk": look(model["unk_token"]) if model.get("unk_token") else None,
-        "pad": encoder.pad_id,
-    }
-    return {name: int(number) for name, number in found.items() if number is not None}
-
-
 # --- SentencePiece -------------------------------------------------------------------------------
-
-
-def _spaced(tokens: list[str], types: list[int]) -> list[str]:
-    """llama.cpp searches added tokens in the raw text, so their spaces must be plain spaces."""
-    taken = set(tokens)
-    spaced = []
-    for text, kind in zip(tokens, types, strict=True):
-        plain = text.replace("▁", " ")
-        spaced.append(plain if kind == _USER and plain not in taken else text)
-    return spaced
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float]:
@@ -256,8 +215,6 @@ def _space_prefix(
     scores: Sequence[float],
 ) -> bool:
     """Whether a space goes before text, so that llama.cpp gets the tokenizer's tokens."""
-    from expert.data.records import Turn
-
     asked = template.prompt([Turn("user", PROBES[0])])
     numbers = {text: number for number, text in enumerate(tokens)}
     marks = [text for text, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER)]
