@@ -167,8 +167,7 @@ def judged(case: Case, found: Diagnosis) -> dict[str, Any]:
         "found": {name: each.severity for name, each in names.items()},
         "unexpected": sorted(set(alarms) - {case.expects, *case.also}),
         "evidence": evidence_of(names.get(case.expects)),
-        "update": found.anatomy.step.as_dict() if found.anatomy.step else None,
-        "seconds": found.anatomy.run.as_dict(),
+        **{key: found.as_dict()[key] for key in ("update", "seconds")},
     }
 
 

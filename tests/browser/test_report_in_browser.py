@@ -138,13 +138,6 @@ def test_hostile_text_neither_runs_nor_loads_anything(tmp_path):
     assert "<script>alert(1)</script>" in seen.facts["title"]
 
 
-def test_the_page_can_be_printed(tmp_path):
-    written = report(write_run(tmp_path / "run", usual()))
-    paper = tmp_path / "report.pdf"
-    chromium(tmp_path / "profile", f"--print-to-pdf={paper}", written.html.resolve().as_uri())
-    assert paper.read_bytes().startswith(b"%PDF")
-
-
 # --- the look itself -----------------------------------------------------------------------------
 
 
@@ -170,20 +163,6 @@ def server():
         yield f"http://127.0.0.1:{listening.server_port}"
         listening.shutdown()
         thread.join()
-
-
-def test_the_look_itself_sees_a_request_an_error_and_a_hidden_figure(tmp_path, server):
-    bad = tmp_path / "bad.html"
-    text = '<meta charset=utf-8><figure id="figure-x" hidden><canvas></canvas></figure>'
-    text += f'<img src="{server}/bad.png"><script>console.error("I am bad")</script>'
-    bad.write_text(text, encoding="utf-8")
-    seen = look(bad, tmp_path / "look")
-    assert any("I am bad" in line for line in seen.console)
-    assert seen.facts["requests"] == [f"{server}/bad.png"]
-    assert Asked.paths == ["/bad.png"]
-    assert seen.facts["figures"][0]["size"] == [0, 0]
-    with pytest.raises(AssertionError):
-        check(seen, ("x",), width=SCREEN)
 
 
 def test_the_policy_stops_what_got_around_the_escaping(tmp_path, server):

@@ -55,7 +55,7 @@ def test_a_slow_feed_is_reported_with_the_command_that_fixes_it(run, tmp_path):
     ran = run("diagnose", str(written(tmp_path / "run", finished_events(steps, feed))))
     assert ran.code == 0
     assert ran.out.startswith("data-bound: the device computes ")
-    assert "expected gain: pre-tokenise: 3.5x (1.1 s / 320 ms)" in ran.out
+    assert "expected gain: up to 3.5x" in ran.out
     assert "! warning  tokenised-late" in ran.out
     assert ran.out.endswith(
         "next: expert train --manifest FILE --set training.config.tokenize=ahead\n"
@@ -113,9 +113,8 @@ def test_a_manifest_is_looked_at_and_the_last_line_sums_it_up(run, tmp_path):
     ("arguments", "reported"),
     [
         (("runs", "-m", "x.json"), "give a run or a manifest, not both"),
-        (("--try",), "--try needs --manifest FILE, or a run"),
-        (("--try", "--profile", "1", "-m", "x.json"), "choose one"),
-        (("--try", "-m", "x.json", "--gpu", "h200"), "leave out --gpu"),
+        (("--profile", "1"), "--profile needs --manifest FILE, or a run"),
+        (("--profile", "1", "-m", "x.json", "--gpu", "h200"), "leave out --gpu"),
         (("runs", "--gpu", "h200"), "a run has its own card"),
         (("--gpu", "rtx-9999"), "no such card in the table"),
     ],
@@ -133,13 +132,3 @@ def test_a_profile_of_a_run_is_written_into_its_folder(run):
     assert "aten::mm" in ran.out
     [trace] = (folder / "profile").iterdir()
     assert str(trace) in ran.out.splitlines()[-1]
-
-
-def test_a_fix_is_tried_and_reported_before_and_after(run, tmp_path, base):
-    config = {"gradient_checkpointing": True, "max_seq_length": 64}
-    manifest = write_expert(tmp_path, base, config)
-    ran = run("diagnose", "-m", str(manifest), "--try")
-    assert ran.code == 0
-    assert "--set training.config.gradient_checkpointing=auto" in ran.out
-    assert "before" in ran.out
-    assert "tokens per second" in ran.out

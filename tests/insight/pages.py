@@ -9,17 +9,16 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from expert.insight.ladder.ladder import Ladder
-from expert.insight.page.blocks import Block, Figure, Folded, Grid, Page, Tile, Tiles, Words
 from expert.insight.page.contents import make_page
-from expert.insight.page.facts import RunFacts
-from expert.insight.page.render import page_html
+from expert.insight.page.render import Page, page_html
 from expert.jobs.diagnose.diagnose import diagnose_run
-from expert.jobs.report import facts_of, ladder_for
+from expert.jobs.report import ladder_for
 from tests.insight.ladders import ladder as made_ladder
 from tests.insight.ladders import setting
 
@@ -129,36 +128,48 @@ def write_run(
     return folder
 
 
-def run_facts(folder: Path) -> RunFacts:
-    return facts_of(diagnose_run(folder))
-
-
 def page_of(folder: Path, *others: Path) -> Page:
-    run = run_facts(folder)
-    ladder = ladder_for(run.record, None)
-    return make_page(run, ladder=ladder, others=[*map(run_facts, others)])
+    run = diagnose_run(folder)
+    return make_page(run, ladder=ladder_for(run.record, None), others=[*map(diagnose_run, others)])
 
 
 def html_of(folder: Path, *others: Path) -> str:
     return page_html(page_of(folder, *others))
 
 
-def all_blocks(blocks: Iterable[Block]) -> list[Block]:
-    """Every block, including those inside folded ones."""
-    found: list[Block] = []
-    for block in blocks:
-        found.append(block)
-        if isinstance(block, Folded):
-            found += all_blocks(block.inside)
+def section_of(page: Page, name: str) -> str:
+    [html] = [section.html for section in page.sections if section.name == name]
+    return html
+
+
+def charts_of(page: Page) -> dict[str, list[dict[str, Any]]]:
+    """The lines of every chart."""
+    found, name = {}, ""
+    for section in page.sections:
+        for _, attributes in Tags(section.html).found:
+            name = attributes.get("id", name)
+            if "data-chart" in attributes:
+                lines = json.loads(attributes["data-chart"])["series"]
+                found[name.removeprefix("figure-")] = lines
     return found
 
 
-def blocks_of(page: Page) -> list[Block]:
-    return [block for section in page.sections for block in all_blocks(section.inside)]
+def figures_of(page: Page) -> set[str]:
+    return set(re.findall(r'<figure id="figure-([^"]+)"', page_html(page)))
 
 
-def figures_of(page: Page) -> dict[str, Figure]:
-    return {block.name: block for block in blocks_of(page) if isinstance(block, Figure)}
+def cards_of(page: Page) -> dict[str, tuple[str, str]]:
+    """Value and note of every number."""
+    cards = r"<li><span>([^<]+)</span><b>([^<]*)</b>(?:<small>([^<]*)</small>)?</li>"
+    found = re.findall(cards, "".join(section.html for section in page.sections))
+    return {name: (value, note) for name, value, note in reversed(found)}
+
+
+def rows_of(html: str) -> list[tuple[str, ...]]:
+    """The cells of every row of its tables."""
+    rows = re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in rows]
+    return [tuple(map(unescape, row)) for row in cells if row]
 
 
 class Tags(HTMLParser):
@@ -189,7 +200,7 @@ class Tags(HTMLParser):
 
 ALLOWED = {"html", "head", "meta", "title", "style", "body", "header", "main", "nav", "footer"}
 ALLOWED |= {"section", "h1", "h2", "h3", "p", "div", "span", "strong", "b", "i", "small", "a"}
-ALLOWED |= {"figure", "figcaption", "ul", "li", "details", "summary", "pre", "script"}
+ALLOWED |= {"figure", "figcaption", "ul", "li", "details", "summary", "pre", "script", "button"}
 ALLOWED |= {"table", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd"}
 PLACE = re.compile(r"(left|width):-?\d+\.\d\d%")
 
@@ -221,21 +232,6 @@ def check_harmless(html: str) -> Tags:
 
 def text_of(html: str) -> str:
     return " ".join(" ".join(Tags(html).texts).split())
-
-
-def cards_of(page: Page) -> dict[str, Tile]:
-    found = [card for b in blocks_of(page) if isinstance(b, Tiles) for card in b.cards]
-    return {card.name: card for card in found}
-
-
-def words_of(page: Page) -> str:
-    return "\n".join(block.text for block in blocks_of(page) if isinstance(block, Words))
-
-
-def grids_of(page: Page, section: str) -> list[Grid]:
-    parts = [part for part in page.sections if part.name == section]
-    assert parts, section
-    return [b for b in blocks_of(Page(**{**vars(page), "sections": parts})) if isinstance(b, Grid)]
 
 
 def data_event(folder: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from expert.insight.ladder.comparison import compare
 from expert.insight.page.render import page_html
 from tests.each import each
-from tests.insight.pages import page_of, usual, words_of, write_run
+from tests.insight.pages import page_of, text_of, usual, write_run
 
 
 def trained_on(
@@ -33,7 +33,7 @@ def trained_on(
 def doubts(one: Path, other: Path) -> list[str]:
     found = compare(one, other)[1]
     page = page_of(one, other)
-    assert all(text in words_of(page) for text in found)  # the page says what the command says
+    assert all(text in text_of(page_html(page)) for text in found)  # the page says the same
     assert ("different data" in page_html(page)) == any("different data" in t for t in found)
     return found
 

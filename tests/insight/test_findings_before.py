@@ -81,7 +81,7 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"torch_compile": True, **PADDED}, {}, "compile-padded", "warning"),
     ({"save_strategy": "no"}, {}, "saves-only-at-the-end", "warning"),
     ({"save_steps": 500}, {}, "saves-only-at-the-end", "warning"),
-    ({"logging_steps": 1}, {}, "logging-often", "note"),
+    ({"logging_steps": 1}, {}, "logging-each-step", "note"),
     ({"evaluation_strategy": "no"}, {}, "no-evaluation", "note"),
     ({"max_grad_norm": 0}, {}, "no-clipping", "note"),
     ({"warmup_steps": 0}, {}, "no-warm-up", "note"),

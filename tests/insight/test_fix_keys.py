@@ -8,7 +8,7 @@ from pathlib import Path
 
 import expert
 from expert.insight.findings.finding import CONFIG
-from expert.insight.findings.table import BY_NAME
+from expert.insight.findings.table import TABLE
 from expert.manifest.reader import read_manifest
 from tests.each import each
 from tests.jobs.runs import write_expert
@@ -19,7 +19,7 @@ SETTING = re.compile(r"(?:training\.[a-z_.]+\.)?[a-z0-9_]+=\S+")
 
 def settings() -> list[str]:
     """Every override of the table, and those written in a rule."""
-    found = {key for rule in BY_NAME.values() for key in rule.keys}
+    found = {key for rule in TABLE.values() for key in rule.keys}
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

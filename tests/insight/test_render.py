@@ -12,20 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.text import visible
-from expert.insight.page.blocks import (
-    Bar,
-    Bars,
-    EventTimeline,
+from expert.insight.page.figures import (
+    BUCKETS,
     Figure,
-    LineChart,
-    Mark,
-    PageSection,
     Series,
-    WideBar,
-    Words,
+    clock_words,
+    listed_values,
+    smoothed,
+    thinned,
 )
-from expert.insight.page.render import MAX_TEXT, make_environment, section_html, shown
-from expert.insight.page.series import BUCKETS, clock_words, listed_values, smoothed, thinned
+from expert.insight.page.render import MAX_TEXT, make_environment, make_section, shown
 from tests.each import each
 from tests.insight.pages import (
     HOSTILE,
@@ -99,25 +95,22 @@ def test_smoothing_is_the_mean_of_the_neighbours_by_their_tokens_past_what_is_mi
 
 def test_a_line_chart_has_its_points_for_the_script_and_its_values_for_a_reader():
     points = [(1.0, 2.0), (2.0, None), (3.0, 1e300)]
-    chart = LineChart(series=(Series(name="a <b>", points=points, colour=1),))
-    figure = Figure(name="x", title="X", chart=chart)
-    tags = Tags(section_html(PageSection(name="s", title="S", inside=(figure, Words(text="w")))))
+    figure = Figure(name="x", title="X", series=(Series(name="a <b>", points=points, colour=1),))
+    tags = Tags(make_section("s", "S", [figure], "w", layout="curves").html)
     [data] = [found["data-chart"] for _, found in tags.found if "data-chart" in found]
     [line] = json.loads(data)["series"]
     assert (line["name"], line["x"], line["y"]) == ("a <b>", [1, 2, 3], [2, None, 1e300])
-    assert listed_values(chart) == [("1", "2"), ("2", "–"), ("3", "1e+300")]
+    assert listed_values(figure) == [("1", "2"), ("2", "–"), ("3", "1e+300")]
     assert [clock_words(t) for t in (0, 43.0857, 84, 4500)] == ["0", "43.1 s", "1:24 min", "1:15 h"]
 
 
-def test_bars_and_marks_have_their_share_of_the_space():
-    low, top = Bar(name="low", amount=10.0, words="10"), Bar(name="top", amount=30.0, words="30")
-    failed = Bar(name="bad", amount=None, words="failed", colour=7)
-    mark = Mark(at=5.0, words="x")
-    for chart, places in (
-        (Bars(bars=(low, top, failed)), ["width:33.33%", "width:100.00%", "width:0.00%"]),
-        (WideBar(bars=(low, top)), ["width:25.00%", "width:75.00%"]),
-        (EventTimeline(lanes=(("saves", 7, (mark,)),), end=10.0), ["left:50.00%"]),
+def test_bars_have_their_share_of_the_space():
+    rows = [("low", 10.0, "10", "", 1), ("top", 30.0, "30", "", 1), ("bad", None, "failed", "", 7)]
+    bars = make_section("ladder", "B", "", "", "Speed", rows, ("a", "b", "c"), [], [])
+    parts = make_section("time", "T", [("a", 1.0, "1 s", 1), ("b", 3.0, "3 s", 2)], "", [], [], "")
+    for section, places in (
+        (bars, ["width:33.33%", "width:100.00%", "width:0.00%"]),
+        (parts, ["width:25.00%", "width:75.00%"]),
     ):
-        figure = Figure(name="x", title="X", chart=chart)
-        tags = Tags(section_html(PageSection(name="s", title="S", inside=(figure,))))
-        assert [found["style"] for _, found in tags.found if "style" in found] == places
+        found = Tags(section.html).found
+        assert [attributes["style"] for _, attributes in found if "style" in attributes] == places

@@ -47,102 +47,77 @@ def full(share: float) -> dict[str, Any]:
     return {"gpu_memory_bytes": used, "gpu_process_memory_bytes": used, "allocator_retries": 1}
 
 
-@each(
-    ("name", "steps", "plan", "told"),
-    [
-        ("padding-waste", {"padding": 0.19, "samples_per_second": 100.0}, ALONE, None),
-        ("padding-waste", {"padding": 0.21, "samples_per_second": 100.0}, ALONE, "warning"),
-        ("padding-waste", {"padding": 0.39}, {}, None),
-        ("padding-waste", {"padding": 0.41}, {}, "note"),
-        # 108,997 tokens a second are rows of 260 or 253 tokens, and 2,048 are 8 of 256.
-        ("short-rows-alone", {"samples_per_second": 420.0}, ALONE, None),
-        ("packing-off", {"samples_per_second": 420.0}, ALONE, "note"),
-        ("short-rows-alone", {"samples_per_second": 430.0}, ALONE, "warning"),
-        ("packing-off", {"samples_per_second": 430.0}, ALONE, None),
-        # A tenth of a step, and longer than a thread switch in steps of 10 ms.
-        ("slow-disk", {"time_data_wait": 0.15, "seconds": 1.6434, "time_feed": 0.5}, {}, None),
-        ("slow-disk", {"time_data_wait": 0.18, "seconds": 1.6734, "time_feed": 0.5}, {}, "warning"),
-        *(
-            (
-                "slow-disk",
-                {
-                    "time_data_wait": waited,
-                    "seconds": 0.05,
-                    "time_forward": 0.02,
-                    "time_feed": 0.5,
-                    **SMALL,
-                },
-                {},
-                told,
-            )
-            for waited, told in ((0.020, None), (0.030, "warning"))
-        ),
-        # Five million tokens read per second.
-        ("slow-disk", {"time_data_wait": 1.0, "seconds": 2.5, "time_feed": 0.027}, {}, "warning"),
-        ("slow-feed", {"time_data_wait": 1.0, "seconds": 2.5, "time_feed": 0.025}, {}, "warning"),
-        ("launch-bound", {"ran_dry": 0.4, "gpu_utilization": 90.0}, {}, None),
-        ("launch-bound", {"ran_dry": 0.5, "gpu_utilization": 90.0}, {}, "warning"),
-        ("launch-bound", {"ran_dry": 1.0, "gpu_utilization": 97.0}, {}, None),
-        ("launch-bound", {"ran_dry": 1.0, "gpu_utilization": 96.0}, {}, "warning"),
-        ("launch-bound", {"ran_dry": 1.0, "time_data_wait": 1.0, "seconds": 2.5}, {}, None),
-        ("small-micro-batch", {"tokens": 8191 * 16 * 5}, MICRO, "warning"),
-        ("small-micro-batch", {"tokens": 8193 * 16 * 5}, MICRO, "note"),
-        # 139 GiB hold 44 and one sequence of 70 GiB, or two of 45.
-        *(
-            (
-                "small-micro-batch",
-                {"peak_reserved_bytes": (gib + 1) * GIB, "tokens": 1000},
-                MICRO | {"memory__parts": {"loss": gib * GIB}},
-                told,
-            )
-            for gib, told in ((70, None), (45, "warning"))
-        ),
-        ("power-limit", {"throttled_power": 0.89}, {}, None),
-        ("power-limit", {"throttled_power": 0.91}, {}, "note"),
-        ("throttled", {"throttled_heat": 0.19}, {}, None),
-        ("throttled", {"throttled_heat": 0.21}, {}, "warning"),
-        ("memory-full", full(0.96), {}, None),
-        ("memory-full", full(0.98), {}, "warning"),
-        # If NVML does not report the process, its allocator and CUDA context are used.
-        ("other-process", {"gpu_memory_bytes": OWN + 1.4 * GIB, **NO_NAME}, {}, None),
-        ("other-process", {"gpu_memory_bytes": OWN + 1.6 * GIB, **NO_NAME}, {}, "warning"),
-        # In 60 steps.
-        ("recompiling", {"recompiles": 2}, {}, None),
-        ("recompiling", {"recompiles": 5}, {}, None),
-        ("recompiling", {"recompiles": 7}, {}, "warning"),
-        *(
-            (
-                "plain-optimizer",
-                {"time_optimizer": seconds},
-                PLAIN | {"adapter__trainable_parameters": weights},
-                told,
-            )
-            for weights, seconds, told in (
-                (9_000_000, 0.2, None),
-                (11_000_000, 0.05, "note"),
-                (11_000_000, 0.2, "warning"),
-            )
-        ),
-        *(
-            (
-                "whole-logits",
-                {},
-                {"kernels__fused_loss": False, "memory__parts": {"loss": gib * GIB}},
-                told,
-            )
-            for gib, told in ((13, "note"), (14, "warning"))
-        ),
-        *(
-            (
-                "logging-often",
-                {"seconds": seconds, "time_forward": seconds / 2, **ONE},
-                {"watch__logging_steps": every},
-                told,
-            )
-            for seconds, every, told in ((0.04, 1, "note"), (0.06, 1, None), (0.04, 10, None))
-        ),
-    ],
-)
+def waiting(waited: float, **more: Any) -> dict[str, Any]:
+    return {"time_data_wait": waited, "time_feed": 0.5, **more}
+
+
+SHORT = {"seconds": 0.05, "time_forward": 0.02, **SMALL}
+LOGITS = {"kernels__fused_loss": False}
+
+
+def parts(loss: float) -> dict[str, Any]:
+    return {"memory__parts": {"loss": loss * GIB}}
+
+
+def logged(seconds: float) -> dict[str, Any]:
+    return {"seconds": seconds, "time_forward": seconds / 2, **ONE}
+
+
+def weights(count: int) -> dict[str, Any]:
+    return PLAIN | {"adapter__trainable_parameters": count}
+
+
+@each(("name", "steps", "plan", "told"), [
+    ("padding-waste", {"padding": 0.19, "samples_per_second": 100.0}, ALONE, None),
+    ("padding-waste", {"padding": 0.21, "samples_per_second": 100.0}, ALONE, "warning"),
+    ("padding-waste", {"padding": 0.39}, {}, None),
+    ("padding-waste", {"padding": 0.41}, {}, "note"),
+    # 108,997 tokens a second are rows of 260 or 253 tokens, and 2,048 are 8 of 256.
+    ("short-rows-alone", {"samples_per_second": 420.0}, ALONE, None),
+    ("packing-off", {"samples_per_second": 420.0}, ALONE, "note"),
+    ("short-rows-alone", {"samples_per_second": 430.0}, ALONE, "warning"),
+    ("packing-off", {"samples_per_second": 430.0}, ALONE, None),
+    # A tenth of a step, and longer than a thread switch in steps of 10 ms.
+    ("slow-disk", waiting(0.15, seconds=1.6434), {}, None),
+    ("slow-disk", waiting(0.18, seconds=1.6734), {}, "warning"),
+    ("slow-disk", waiting(0.020, **SHORT), {}, None),
+    ("slow-disk", waiting(0.030, **SHORT), {}, "warning"),
+    # Five million tokens read per second.
+    ("slow-disk", {"time_data_wait": 1.0, "seconds": 2.5, "time_feed": 0.027}, {}, "warning"),
+    ("slow-feed", {"time_data_wait": 1.0, "seconds": 2.5, "time_feed": 0.025}, {}, "warning"),
+    ("launch-bound", {"ran_dry": 0.4, "gpu_utilization": 90.0}, {}, None),
+    ("launch-bound", {"ran_dry": 0.5, "gpu_utilization": 90.0}, {}, "warning"),
+    ("launch-bound", {"ran_dry": 1.0, "gpu_utilization": 97.0}, {}, None),
+    ("launch-bound", {"ran_dry": 1.0, "gpu_utilization": 96.0}, {}, "warning"),
+    ("launch-bound", {"ran_dry": 1.0, "time_data_wait": 1.0, "seconds": 2.5}, {}, None),
+    ("small-micro-batch", {"tokens": 8191 * 16 * 5}, MICRO, "warning"),
+    ("small-micro-batch", {"tokens": 8193 * 16 * 5}, MICRO, "note"),
+    # 139 GiB hold 44 and one sequence of 70 GiB, or two of 45.
+    ("small-micro-batch", {"peak_reserved_bytes": 71 * GIB}, MICRO | parts(70), None),
+    ("small-micro-batch", {"peak_reserved_bytes": 46 * GIB, "tokens": 1}, MICRO | parts(45),
+     "warning"),
+    ("power-limit", {"throttled_power": 0.89}, {}, None),
+    ("power-limit", {"throttled_power": 0.91}, {}, "note"),
+    ("throttled", {"throttled_heat": 0.19}, {}, None),
+    ("throttled", {"throttled_heat": 0.21}, {}, "warning"),
+    ("memory-full", full(0.96), {}, None),
+    ("memory-full", full(0.98), {}, "warning"),
+    # If NVML does not report the process, its allocator and CUDA context are used.
+    ("other-process", {"gpu_memory_bytes": OWN + 1.4 * GIB, **NO_NAME}, {}, None),
+    ("other-process", {"gpu_memory_bytes": OWN + 1.6 * GIB, **NO_NAME}, {}, "warning"),
+    # In 60 steps.
+    ("recompiling", {"recompiles": 2}, {}, None),
+    ("recompiling", {"recompiles": 5}, {}, None),
+    ("recompiling", {"recompiles": 7}, {}, "warning"),
+    ("plain-optimizer", {"time_optimizer": 0.2}, weights(9_000_000), None),
+    ("plain-optimizer", {"time_optimizer": 0.05}, weights(11_000_000), "note"),
+    ("plain-optimizer", {"time_optimizer": 0.2}, weights(11_000_000), "warning"),
+    ("whole-logits", {}, LOGITS | parts(13), "note"),
+    ("whole-logits", {}, LOGITS | parts(14), "warning"),
+    ("logging-often", logged(0.04), {"watch__logging_steps": 1}, "note"),
+    ("logging-often", logged(0.06), {"watch__logging_steps": 1}, None),
+    ("logging-often", logged(0.04), {"watch__logging_steps": 10}, None),
+])  # fmt: skip
 def test_findings_on_both_sides_of_their_threshold(name, steps, plan, told):
     requested = ("batch.micro_batch",) if "batch__micro_batch" in plan else ()
     assert level(name, step_events(**steps), planned(requested, **plan)) == told

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,16 +19,15 @@ from expert.cli.show.options import (
     remote_code_option,
 )
 from expert.core.errors import EXIT_OK
-from expert.core.text import counted, gib, loss, percent, shell_quoted, span, times
+from expert.core.text import counted, percent, shell_quoted, span, times
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.insight.findings.finding import Finding
     from expert.insight.step.anatomy import RunTimes, StepAnatomy
     from expert.jobs.diagnose.check import Check
     from expert.jobs.diagnose.diagnose import Diagnosis
-    from expert.jobs.diagnose.short_runs import Profile, TriedFix
+    from expert.jobs.diagnose.short_runs import Profile
     from expert.manifest.reader import ReadManifest
 
 DIAGNOSE_EPILOG = (
@@ -39,33 +37,27 @@ MARKS = {"error": "✗ error", "warning": "! warning", "note": "· note", "good"
 SHOWN_KERNELS = 15
 LONGEST_NAME = 70
 
-WhichRun = Annotated[
-    Path | None,
-    typer.Argument(help=f"{RUN_HELP} A file: a manifest. Without: this machine."),
-]
-Card = Annotated[str | None, typer.Option(help="Check for this card; no step is timed.")]
-CardMemory = Annotated[str | None, typer.Option(help='GPU memory to check for, such as "16GB".')]
-NoTiming = Annotated[
-    bool, typer.Option("--no-timing", help="Do not train a few steps to estimate the time.")
-]
-ProfiledSteps = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Trace N steps of a short run.")
-]
-TryIt = Annotated[bool, typer.Option("--try", help="Measure the first fix in two short runs.")]
-
 
 def diagnose(
-    run: WhichRun = None,
+    run: Annotated[
+        Path | None,
+        typer.Argument(help=f"{RUN_HELP} A file: a manifest. Without: this machine."),
+    ] = None,
     manifest: Annotated[
         Path | None, manifest_option("Check a run of this before it starts")
     ] = None,
     model: BaseModelName = None,
-    gpu: Card = None,
-    vram: CardMemory = None,
+    gpu: Annotated[str | None, typer.Option(help="Check for this card; no step is timed.")] = None,
+    vram: Annotated[
+        str | None, typer.Option(help='GPU memory to check for, such as "16GB".')
+    ] = None,
     overrides: Overrides = None,
-    no_timing: NoTiming = False,
-    profile: ProfiledSteps = None,
-    try_it: TryIt = False,
+    no_timing: Annotated[
+        bool, typer.Option("--no-timing", help="Do not train a few steps to estimate the time.")
+    ] = False,
+    profile: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Trace N steps of a short run.")
+    ] = None,
     remote_code: Annotated[
         bool, remote_code_option("Run Python code that ships with the model.")
     ] = False,
@@ -77,35 +69,43 @@ def diagnose(
     exit code is then always 0. Without a run the machine is checked, and with --manifest also the
     data, the configuration, and how long the run would take.
     """
+    from expert.jobs.diagnose.check import check
+    from expert.jobs.diagnose.diagnose import diagnose_run
+    from expert.jobs.diagnose.short_runs import profile as profile_job
+    from expert.jobs.diagnose.short_runs import read_run_manifest
+    from expert.manifest.reader import read_manifest
+    from expert.run.stored.locate import find_trained
+
     if run is not None and run.is_file():  # a run is a folder: this can only be a manifest
         run, manifest = None, one_manifest(run, manifest)
-    modes = [mode for mode, on in {"--profile": profile, "--try": try_it}.items() if on]
     if run is not None and manifest is not None:
         raise typer.BadParameter("give a run or a manifest, not both")
-    if len(modes) > 1:
-        raise typer.BadParameter(f"{' and '.join(modes)}: choose one")
-    if modes and run is None and manifest is None:
-        raise typer.BadParameter(f"{modes[0]} needs --manifest FILE, or a run")
-    if modes and gpu is not None:
-        raise typer.BadParameter(f"{modes[0]} runs on this machine: leave out --gpu")
+    if profile is not None and run is None and manifest is None:
+        raise typer.BadParameter("--profile needs --manifest FILE, or a run")
+    if profile is not None and gpu is not None:
+        raise typer.BadParameter("--profile runs on this machine: leave out --gpu")
     if gpu is not None and run is not None:
         raise typer.BadParameter("--gpu is for --manifest; a run has its own card")
-    read = partial(_read, run, manifest, tuple(overrides or ()))
     short: dict[str, Any] = {"model": model, "vram": vram, "allow_remote_code": remote_code}
-    check = partial(_check, read if manifest is not None else None, gpu=gpu, **short)
+
+    def read(more: tuple[str, ...] = ()) -> ReadManifest:
+        keys = (*(overrides or ()), *more)
+        if manifest is not None:
+            return read_manifest(manifest, overrides=keys)
+        return read_run_manifest(find_trained(run).path, keys)
+
     found: Any
     display: Callable[[Any, Console], None]
     if profile is not None:
-        found, display = _profile(read(), run, profile, **short), show_profile
-    elif try_it:
-        diagnosed = None if manifest is None else check(timed=False).findings
-        found, display = _try_first_fix(run, diagnosed, read, **short), show_tried
-    elif run is None:
-        found, display = check(timed=not no_timing), show_check
-    else:
-        from expert.jobs.diagnose.diagnose import diagnose_run
-
+        _progress(f"a short run, {counted(profile, 'step')} traced")
+        folder = find_trained(run).path / "profile" if run is not None else None
+        found, display = profile_job(read(), updates=profile, folder=folder, **short), show_profile
+    elif run is not None:
         found, display = diagnose_run(run), show_diagnosis
+    else:
+        given = read() if manifest is not None else None
+        found = check(given, replan=read, tell=_progress, timed=not no_timing, gpu=gpu, **short)
+        display = show_check
     if as_json:
         write_json(found.as_dict())
     else:
@@ -114,61 +114,11 @@ def diagnose(
         raise typer.Exit(code)
 
 
-def _read(
-    run: Path | None, manifest: Path | None, overrides: tuple[str, ...], more: tuple[str, ...] = ()
-) -> ReadManifest:
-    """The given manifest, or that of the given run, with further overrides."""
-    from expert.jobs.diagnose.short_runs import read_run_manifest
-    from expert.manifest.reader import read_manifest
-    from expert.run.stored.locate import find_trained
-
-    if manifest is not None:
-        return read_manifest(manifest, overrides=(*overrides, *more))
-    return read_run_manifest(find_trained(run).path, (*overrides, *more))
-
-
 def _progress(text: str) -> None:
     """A line in a terminal for each slow task."""
     notes = make_console(error=True)
     if notes.is_terminal:
         show(notes, f"{text} …", "dim")
-
-
-def _check(read: Callable[..., ReadManifest] | None, **asked: Any) -> Check:
-    from expert.jobs.diagnose.check import check
-
-    return check(read() if read is not None else None, replan=read, tell=_progress, **asked)
-
-
-def _profile(read: ReadManifest, run: Path | None, steps: int, **short: Any) -> Profile:
-    from expert.jobs.diagnose.short_runs import profile
-    from expert.run.stored.locate import find_trained
-
-    _progress(f"a short run, {counted(steps, 'step')} traced")
-    folder = find_trained(run).path / "profile" if run is not None else None
-    return profile(read, updates=steps, folder=folder, **short)
-
-
-def _try_first_fix(
-    run: Path | None,
-    findings: Sequence[Finding] | None,
-    read: Callable[..., ReadManifest],
-    **short: Any,
-) -> TriedFix:
-    """Try the fix of the given findings, or if None, of the run's diagnosis."""
-    from expert.jobs.diagnose.diagnose import diagnose_run
-    from expert.jobs.diagnose.short_runs import first_fix, try_fix
-
-    title, name = "", ""
-    keys: tuple[str, ...] = ()
-    if findings is None:
-        diagnosis = diagnose_run(run)
-        verdict, findings = diagnosis.verdict, diagnosis.findings
-        title, name, keys = verdict.sentence, verdict.kind, verdict.overrides
-    if not keys:
-        first = first_fix(findings)
-        title, name, keys = first.title, first.name, first.overrides
-    return try_fix(read, name=name, title=title, overrides=keys, **short, tell=_progress)
 
 
 # --- a run ---------------------------------------------------------------------------------------
@@ -181,8 +131,8 @@ def show_diagnosis(found: Diagnosis, console: Console) -> None:
     show(console, verdict.sentence, "bold green" if good else "bold yellow")
     if verdict.fix:
         show(console, f"fix: {verdict.fix}")
-    for gain in verdict.gains:
-        show(console, f"expected gain: {gain}")
+    if verdict.gain is not None:
+        show(console, f"expected gain: up to {times(verdict.gain)}")
     if learning.kind != "unknown":
         style = "bold green" if learning.is_good else "bold yellow"
         show(console, f"{learning.kind}: {learning.sentence}", style)
@@ -196,15 +146,10 @@ def show_diagnosis(found: Diagnosis, console: Console) -> None:
     show(console, "")
     if found.findings:
         rows = [
-            (
-                MARKS[each.severity],
-                each.name,
-                f"{each.title}\n{each.evidence}",
-                each.fix,
-                times(each.gain) if each.gain else "",
-            )
+            (MARKS[each.severity], each.name, f"{each.title}\n{each.evidence}", each.fix,
+             times(each.gain) if each.gain else "")
             for each in found.findings
-        ]
+        ]  # fmt: skip
         columns = ("severity", "name", "finding", "fix", "up to")
         show_sheet(Sheet(columns, [rows], dim=("name",)), console)
     else:
@@ -260,14 +205,14 @@ def _next_command(found: Diagnosis) -> str:
         (),
     )
     if keys:
-        manifest = named_manifest(next(reversed(found.run.of("started")), {}))
+        manifest = named_manifest(next(reversed(found.record.of("started")), {}))
         sets = " ".join(f"--set {key}" for key in keys)
         return f"next: expert train --manifest {shell_quoted(manifest)} {sets}"
     if found.verdict.fix and found.verdict.kind != "unknown":
         return f"next: {found.verdict.fix}"
     if found.state == "running":
-        return f"next: expert watch {shell_quoted(found.folder)}"
-    sample = f'expert sample {shell_quoted(found.folder)} --prompt "…"'
+        return f"next: expert watch {shell_quoted(found.record.folder)}"
+    sample = f'expert sample {shell_quoted(found.record.folder)} --prompt "…"'
     return f"next: {found.resume_command or sample}"
 
 
@@ -309,30 +254,3 @@ def show_profile(found: Profile, console: Console) -> None:
     columns = ("kernel or operator", "per step", "share", "calls per step")
     show_sheet(Sheet(columns, [rows], title), console)
     show(console, f"full trace: {found.trace}  (open it at https://ui.perfetto.dev)")
-
-
-def show_tried(found: TriedFix, console: Console) -> None:
-    def written(value: float | None, form: Callable[[float], str]) -> str:
-        return "–" if value is None else form(value)
-
-    rows = [
-        (name, *(written(getattr(run, key), form) for run in (found.before, found.after)))
-        for name, key, form in (
-            ("tokens per second", "tokens_per_second", "{:,.0f}".format),
-            ("variation between steps", "relative_spread", "{:.1%}".format),
-            ("one step", "seconds_per_update", span),
-            ("waiting for data", "data_wait", "{:.1%}".format),
-            ("GPU use", "gpu_utilization", "{:.0f} %".format),
-            ("memory", "peak_memory_bytes", gib),
-            ("steps measured", "updates_measured", str),
-            ("mean loss", "loss", loss),
-            ("fell back", "fallbacks", lambda reasons: "; ".join(reasons) or "no"),
-        )
-    ]
-    title = f"{found.title}: {' '.join(f'--set {each}' for each in found.overrides)}"
-    show_sheet(Sheet(("", "before", "after"), [rows], title), console)
-    words = f"{found.gain:.2f}× the tokens per second, measured on {found.device}"
-    if not found.certain:
-        show(console, f"{words}: within the variation between steps", "bold yellow")
-    else:
-        show(console, words, "bold green" if found.gain > 1 else "bold yellow")

@@ -52,7 +52,7 @@ def report(
     others = [*(compare or ()), *named[1:]]
     done = report_job(named[0] if named else None, compare=others, ladder=ladder, to=to)
     if as_json:
-        write_json({**asdict(done), "verdict": done.verdict.as_dict()})
+        write_json(asdict(done))
     else:
         show_lines(make_console(), _lines(done))
     if open_it:

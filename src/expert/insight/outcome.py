@@ -119,35 +119,28 @@ def _learning(
     training: str,
 ) -> Outcome:
     """Whether the loss fell, with a note if held-out rows are predicted far worse."""
-    if len(held_out) >= 2:
-        values, what = [value for _, value in held_out], "validation loss"
-    elif fifths:
+    values, what = [value for _, value in held_out], "validation loss"
+    if len(held_out) < 2:
         values, what = fifths, "training loss"
-    else:
+    if not values:
         logged = f"{counted(len(trained), 'log line')} with a loss" if trained else "no loss"
         evals = counted(len(held_out), "evaluation") if held_out else "no evaluations"
         return Outcome(kind="unknown", sentence=f"Too early to judge: {logged} and {evals}.")
     first, last = values[0], values[-1]
     if min(values) >= HARDLY * first and (not fifths or fifths[-1] >= HARDLY * fifths[0]):
-        return Outcome(
-            kind="not learning",
-            sentence=f"The {what} did not fall: first {loss(first)}, last {loss(last)}.",
-            fix="training.config.learning_rate: another one; expert dataset check shows the "
-            "rows as the model sees them",
-        )
+        text = f"The {what} did not fall: first {loss(first)}, last {loss(last)}."
+        fix = "training.config.learning_rate: another one; expert dataset check shows the rows as "
+        return Outcome(kind="not learning", sentence=text, fix=f"{fix}the model sees them")
     text = f"The {what} fell from {loss(first)} to {loss(last)}"
     text += f" ({training})." if what == "validation loss" and training else "."
-    if not held_out and found.planned("data.validation") not in (None, "none"):
-        text += " The held-out rows have not been evaluated, so the loss on new rows is unknown."
-    elif not held_out:
-        text += " No rows were held out, so the loss on new rows is unknown."
-    else:
-        new, old = held_out[-1][1], (fifths or trained or [held_out[-1][1]])[-1]
-        if new >= FAR_APART * old and new - old >= FAR_APART_LEAST:
-            text += f" The validation loss ({loss(new)}) is far above the training loss "
-            text += f"({loss(old)}): much of it is memorised."
-        elif len(held_out) == 1:
-            text += f" The one validation gave {loss(new)}."
-    if found.newest("finished").get("early") is True:
-        text += " Early stopping ended it: the validation loss no longer fell."
+    if not held_out:
+        none = found.planned("data.validation") in (None, "none")
+        why = "No rows were held out" if none else "The held-out rows have not been evaluated"
+        return Outcome(
+            kind="learning", sentence=f"{text} {why}, so the loss on new rows is unknown."
+        )
+    new, old = held_out[-1][1], (fifths or trained or [held_out[-1][1]])[-1]
+    if new >= FAR_APART * old and new - old >= FAR_APART_LEAST:
+        text += f" The validation loss ({loss(new)}) is far above the training loss "
+        text += f"({loss(old)}): much of it is memorised."
     return Outcome(kind="learning", sentence=text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -22,14 +21,12 @@ from expert.jobs.board.actions import (
     FOLDER,
     ActionRefused,
     Jobs,
-    StartedCommand,
     export_command,
     interrupt,
     stop_run,
     trainer_of,
 )
-from expert.jobs.board.folders import BoardFolders, BoardItem
-from expert.jobs.board.views import JobView
+from expert.jobs.board.folders import BoardItem
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
 from tests.jobs.board.board_client import BoardClient
@@ -52,7 +49,7 @@ def holder_for(pid: int, **changed: Any) -> Holder:
 
 
 def about(root: Path, name: str) -> BoardItem:
-    return BoardItem(name, "run", root / name, root)
+    return BoardItem("run", root / name, root)
 
 
 def lock(run: Path, holder: Holder) -> None:
@@ -84,7 +81,7 @@ def test_stop_reaches_all_ranks_through_the_process_that_started_them(tmp_path, 
     until(lambda: any(events_of(path.parent, "step") for path in tmp_path.rglob("events.jsonl")))
     browser = BoardClient(tmp_path)
     browser.board.places.search(now=True)
-    (run,) = browser.board.places.runs()
+    (run,) = browser.board.places.of_kind("run")
     sent: list[int] = []
     monkeypatch.setattr(
         actions, "interrupt", lambda holder: (sent.append(holder.pid), interrupt(holder))
@@ -135,7 +132,7 @@ def test_a_command_runs_in_a_session_of_its_own_and_its_output_and_code_are_kept
     assert job.words == "expert --version"
     again = Jobs([tmp_path])  # a board started later
     assert again.get(job.id) == job
-    assert [each.id for each in again.of("s")] == [job.id]
+    assert [each.id for each in again.all()] == [job.id]
 
 
 def test_a_failed_command_shows_its_output(tmp_path):
@@ -151,21 +148,6 @@ def test_a_failed_command_shows_its_output(tmp_path):
     assert "manifest.yaml" in page
     assert f"expert train --manifest {tmp_path}/bad/manifest.yaml" in page
     assert job.about in browser.page("/start")
-
-
-def test_an_exit_code_recorded_after_the_process_is_gone_is_still_shown(tmp_path):
-    job = StartedCommand(id="a", what="train", about="x", subject="x", command=(),
-                         holder=holder_for(2**22 + 1, process=""), folder=tmp_path)  # fmt: skip
-
-    async def states() -> list[str]:  # a view holds an asyncio.Event
-        view = JobView(job, BoardFolders.of([tmp_path]), read_only=True)
-        first = view.refresh()["job"]
-        (tmp_path / "a.end.json").write_text('{"code": 3}', encoding="utf-8")
-        return [first, view.refresh()["job"]]
-
-    ended, failed = asyncio.run(states())
-    assert 'data-state="ended"' in ended
-    assert 'data-state="failed"' in failed
 
 
 def test_a_command_is_not_started_twice_nor_beyond_the_limit(tmp_path, monkeypatch):
@@ -197,7 +179,7 @@ def test_resume_is_refused_while_running_and_without_the_manifest(run):
 
 
 def test_an_export_gets_an_unused_folder_name(run):
-    found = BoardItem("x", "run", run, run.parent)
+    found = BoardItem("run", run, run.parent)
     first = export_command(found, merged=True)
     assert first == ["export", str(run), "--to", f"{run.parent}/exports/{RUN}-merged", "--merged"]
     (run.parent / "exports" / f"{RUN}-adapter").mkdir(parents=True)

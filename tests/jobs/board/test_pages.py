@@ -7,22 +7,20 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from expert.core.errors import ExpertError
-from expert.insight.page.sections.comparison import comparison_section
-from expert.insight.page.sections.overview import manifest_change
+from expert.insight.page.comparison import comparison_section
 from expert.jobs.board import live
 from expert.jobs.board.app import warning_about
 from expert.jobs.board.board import make_board
 from expert.jobs.board.folders import MAX_TAGS, NOTES_FILE, BoardFolders, Notes, read_notes
-from expert.jobs.board.live import Hub, Throttle, View
+from expert.jobs.board.live import Hub, View
 from expert.jobs.board.render import part
 from expert.jobs.board.views import RunView
 from expert.jobs.diagnose.diagnose import diagnose_run
-from expert.jobs.report import facts_of
 from tests.each import each
 from tests.insight.pages import (
     HOSTILE,
@@ -86,7 +84,7 @@ def test_a_run_shows_the_sections_of_its_report_and_its_status(folder):
 def test_the_comparison_is_that_of_the_report(folder):
     browser = BoardClient(folder)
     page = browser.page(f"/compare?run={browser.id_of(ONE)}&run={browser.id_of(TWO)}")
-    runs = [facts_of(diagnose_run(folder / "runs" / name)) for name in (ONE, TWO)]
+    runs = [diagnose_run(folder / "runs" / name) for name in (ONE, TWO)]
     assert part("section", comparison_section(runs)) in page
 
 
@@ -134,7 +132,7 @@ def test_links_hidden_folders_checkpoints_and_deep_ones_are_not_followed(folder,
         write_run(folder / place / "hidden-20260101-120000", usual(2))
     places = BoardFolders.of([folder])
     places.search()
-    assert sorted(run.name for run in places.runs()) == [ONE, TWO]
+    assert sorted(run.name for run in places.of_kind("run")) == [ONE, TWO]
 
 
 def test_a_run_that_became_a_link_is_not_shown_any_more(folder, tmp_path_factory):
@@ -185,11 +183,9 @@ def test_tags_and_notes_are_kept_beside_the_run_within_limits_and_shown(folder):
 class Counted(View):
     """A view whose elements a test sets."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = {"a": "<p>1</p>", "order": "a"}
+    now: ClassVar[dict[str, str]] = {"a": "<p>1</p>", "order": "a"}
 
-    def refresh(self) -> dict[str, str]:
+    def elements(self) -> dict[str, str]:
         return self.now
 
 
@@ -200,71 +196,43 @@ async def told(stream: Any) -> Any:
     raise AssertionError("the stream ended")
 
 
-def test_two_tabs_get_what_changed_and_a_new_server_sends_everything():
+def test_two_tabs_get_what_changed_and_a_new_server_sends_everything(monkeypatch):
+    monkeypatch.setattr(live, "TICK_SECONDS", 0.01)
+
     async def both() -> None:
         hub = Hub()
         view = await hub.view("x", Counted)
         assert await hub.view("x", Counted) is view  # one view, however many tabs
-        tabs = [hub.stream(view, view.seen), hub.stream(view, "other.7")]
+        tabs = [hub.stream(view, str(view.seen)), hub.stream(view, "7")]
         everything = await told(tabs[1])
         assert everything["parts"] == {"a": "<p>1</p>", "order": "a"}
-        view.put({"a": "<p>2</p>", "order": "a"})
+        monkeypatch.setattr(Counted, "now", {"a": "<p>2</p>", "order": "a"})
         for tab in tabs:
             assert (await told(tab))["parts"] == {"a": "<p>2</p>"}
         hub.closing.set()
         for tab in tabs:
             assert [part async for part in tab] == []
         assert hub.streams == view.streams == 0
-        for task in hub._tasks.values():
-            task.cancel()
+        monkeypatch.setattr(live, "KEPT_SECONDS", -1.0)
+        assert await hub.view("x", Counted) is not view  # nobody looked at it any more
 
-    asyncio.run(both())
-
-
-def test_work_that_takes_long_is_done_less_often(monkeypatch):
-    clock = {"now": 100.0, "cpu": 0.0}
-    monkeypatch.setattr("expert.jobs.board.live.time.monotonic", lambda: clock["now"])
-    monkeypatch.setattr("expert.jobs.board.live.time.thread_time", lambda: clock["cpu"])
-    pace = Throttle(0.01, least=1.0)
-    assert pace.due()
-    pace.run(lambda: clock.update(cpu=0.5))
-    clock["now"] = 149.0
-    assert not pace.due()
-    clock["now"] = 150.0
-    assert pace.due()
+    asyncio.run(asyncio.wait_for(both(), 20))
 
 
 def test_a_run_that_continues_sends_its_new_numbers(folder):
     browser = BoardClient(folder)
-    name = browser.id_of(TWO)
-    found = browser.board.places.get(name, "run")
+    found = browser.board.places.get(browser.id_of(TWO), "run")
     lock = {"pid": os.getpid(), "host": os.uname().nodename, "since": "", "process": ""}
     (found.path / ".lock").write_text(json.dumps(lock), encoding="utf-8")
-
-    async def refreshed() -> tuple[dict[str, str], dict[str, str]]:
-        view = RunView(found, browser.board.summaries)
-        first = view.refresh()
-        view.put(first)
-        with (found.path / "events.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(step_event(3, loss=0.125, time=START + 3)) + "\n")
-        view._status_pace._next = view._report_pace._next = 0.0
-        return first, view.refresh()
-
-    first, second = asyncio.run(refreshed())
-    assert 'data-state="running"' in first["status"]
+    view = RunView(found, browser.board.summaries)
+    view.refresh()
+    assert 'data-state="running"' in view.html("status")
+    with (found.path / "events.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(step_event(3, loss=0.125, time=START + 3)) + "\n")
+    view._status_pace._next = view._report_pace._next = 0.0
+    second = view.elements()
     assert "0.1250" in second["status"]
     assert {"status", "verdict", "learning", "speed", "time"} <= set(second)
-
-
-@each(("overrides", "text"), [
-    (("training.config.packing=true",), "training:\n  config:\n    packing: true"),
-    (("training.config.a=8", "training.config.b=auto"),
-     "training:\n  config:\n    a: 8\n    b: auto"),
-    (("training.x=a: b",), "training:\n  x: 'a: b'"),
-    ((), ""),
-])  # fmt: skip
-def test_a_fix_is_copied_as_lines_of_a_manifest(overrides, text):
-    assert manifest_change(overrides) == text
 
 
 def test_a_fix_has_a_button_that_copies_the_change(folder):
@@ -287,21 +255,3 @@ def test_a_missing_folder_is_an_error_and_a_public_host_a_warning(tmp_path):
     assert warning_about("0.0.0.0").startswith(
         "0.0.0.0 is not loopback: anyone with the token can start programs here"
     )
-
-
-def test_a_failed_refresh_ends_the_stream(monkeypatch):
-    class Failing(View):
-        def refresh(self) -> dict[str, str]:
-            if self.version:
-                raise RuntimeError("the folder is gone")
-            return {"a": "1"}
-
-    async def opened() -> list[bytes]:
-        hub = Hub()
-        view = await hub.view("key", Failing)
-        return [part async for part in hub.stream(view, "")]
-
-    monkeypatch.setattr(live, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr(live, "HEARTBEAT_SECONDS", 0.05)
-    sent = asyncio.run(asyncio.wait_for(opened(), 20))
-    assert b'"a": "1"' in b"".join(sent)

@@ -55,34 +55,12 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     slowed(monkeypatch, feed, "fill_batch", 0.4)
 
 
-def slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that take long to make, in the loop itself."""
-    from expert.data.feed import loader
-
-    slowed(monkeypatch, loader, "padded_batch", 0.2)
-
-
 def slow_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations that take more than a second, and checkpoints that take most of one."""
     from expert.training import checkpoint, evaluation
 
     slowed(monkeypatch, evaluation, "evaluate", 1.4)
     slowed(monkeypatch, checkpoint, "save_checkpoint", 0.8)
-
-
-def a_graph_every_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled, but two new graphs are counted on every request."""
-    from expert.model import blocks
-
-    asked = 0
-
-    def graphs() -> int:
-        nonlocal asked
-        asked += 2
-        return asked
-
-    monkeypatch.setattr(blocks, "compile_blocks", lambda *a, **k: None)
-    monkeypatch.setattr(blocks, "compiled_graphs", graphs)
 
 
 def a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,12 +74,6 @@ def a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_loss_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, lambda loss, batch, now: loss * math.nan if now.update == 5 else loss)
-
-
-def a_loss_that_spikes(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(
-        monkeypatch, lambda loss, batch, now: loss + 5e3 if now.update in range(40, 45) else loss
-    )
 
 
 def memory_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +101,6 @@ class Case:
 
 
 LONG = [{"instruction": "say " + "one two red cat " * 3000, "response": w} for w in "abcdefgh"] * 3
-MIXED = [
-    {"instruction": f"say {n}", "response": "cat and dog " * (12 if n % 4 == 0 else 0) + "end"}
-    for n in range(48)
-]
 CASES = [
     Case(
         {"tokenised-late": "tokenize: ahead"},
@@ -140,72 +108,33 @@ CASES = [
         more={"rows": LONG},
         verdict="data-bound",
     ),
-    Case(
-        {"slow-disk": "kB/s were read"},
-        {"max_steps": 5},
-        plant=slow_reads,
-        verdict="data-bound",
-    ),
-    Case(
-        {"too-few-workers": "0 workers", "padding-waste": "packing: true"},
-        {**PADDED, "micro_batch_size": 8, "max_steps": 8},
-        plant=slow_rows,
-        verdict="data-bound",
-        more={"rows": MIXED},
-    ),
+    Case({"slow-disk": "kB/s were read"}, {"max_steps": 5}, slow_reads, verdict="data-bound"),
     Case({"batch-1": "you set batch_size: 1"}, {"batch_size": 1, "max_steps": 8}),
     Case(
         {
             "small-micro-batch": "you set micro_batch_size: 1",
             "eager-attention": "you set attention: eager",
             "needless-recomputing": "you set gradient_checkpointing: full",
-            "always-clipped": "above max_grad_norm 0.01",
         },
-        {
-            "micro_batch_size": 1,
-            "batch_size": 8,
-            "attention": "eager",
-            "gradient_checkpointing": True,
-            "max_grad_norm": 0.01,
-            "max_steps": 10,
-        },
+        {"micro_batch_size": 1, "batch_size": 8, "attention": "eager",
+         "gradient_checkpointing": True, "max_steps": 10},
     ),
-    Case(
-        {"recompiling": "shapes vary"},
-        {"torch_compile": True, "epochs": 6},
-        plant=a_graph_every_update,
-    ),
-    Case({"compile-failed": "C compiler"}, {"torch_compile": True}, plant=a_compiler_that_fails),
+    Case({"compile-failed": "C compiler"}, {"torch_compile": True}, a_compiler_that_fails),
     Case(
         {"evaluation-often": "you set eval_steps: 1", "saving-often": "you set save_steps: 1"},
         {"eval_steps": 1, "save_steps": 1, "max_steps": 3},
-        plant=slow_pauses,
+        slow_pauses,
         verdict="evaluation-bound",
     ),
     Case(
-        {"not-finite": "step 6"},
-        {"on_not_finite": "skip", "max_steps": 8},
-        plant=a_loss_that_is_not_finite,
-    ),
-    Case(
-        {"not-finite": "learning_rate"},
-        {"on_not_finite": "stop"},
-        plant=a_loss_that_is_not_finite,
+        {"not-finite": "learning_rate"}, {"on_not_finite": "stop"}, a_loss_that_is_not_finite,
         severity="error",
     ),
     Case(
-        {"out-of-memory": "out of memory"},
-        {"max_steps": 6},
-        plant=memory_for_one,
+        {"out-of-memory": "out of memory"}, {"max_steps": 6}, memory_for_one,
         verdict="memory-bound",
     ),
-    Case({"whole-logits": "you set fused_loss: false"}, {"fused_loss": False}, severity="note"),
-]
-SPIKES = Case(
-    {"loss-spikes": "rollbacks to a checkpoint"},
-    {"epochs": 10, "batch_size": 8, "save_steps": 20},
-    plant=a_loss_that_spikes,
-)
+]  # fmt: skip
 
 
 def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
@@ -217,7 +146,7 @@ def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
 
 @pytest.mark.parametrize(
     "case",
-    [*CASES, pytest.param(SPIKES, marks=pytest.mark.slow)],  # sixty steps, and twenty of them again
+    CASES,
     ids=lambda case: f"{'+'.join(case.says)}-{case.severity}",
 )
 def test_what_is_planted_is_found_and_nothing_else(case, tmp_path, base, monkeypatch):
@@ -235,7 +164,7 @@ def test_what_is_planted_is_found_and_nothing_else(case, tmp_path, base, monkeyp
         assert words in f"{by_name[name].evidence} {by_name[name].fix}"
         assert by_name[name].fix
     alarms = {each.name for each in found.findings if each.severity in ALARMS}
-    assert alarms <= case.says.keys() | ({"saving-often"} if case is SPIKES else set())
+    assert alarms <= case.says.keys()
     assert found.verdict.kind == case.verdict
 
 

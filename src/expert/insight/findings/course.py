@@ -8,7 +8,7 @@ import statistics
 from expert.core.rundir import named_manifest
 from expert.core.text import percent, shell_quoted, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, RuleResult
+from expert.insight.findings.finding import CONFIG, Answer, Noted
 from expert.insight.findings.memory import TOKENS_FILL_A_CARD
 from expert.insight.findings.verdict import MIN_PAUSE_SECONDS, PAUSE_BUDGET_SHARE, advised_interval
 from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
@@ -31,7 +31,7 @@ FAR_CLIPPED = 10.0
 LONG_RUN_SECONDS = 24 * 3600
 
 
-def failed(found: Evidence) -> RuleResult | None:
+def failed(found: Evidence) -> Answer:
     error = found.newest("failed").get("error")
     continued = found.run.events and found.run.events[-1].get("event") != "failed"
     if not error or continued:
@@ -40,10 +40,10 @@ def failed(found: Evidence) -> RuleResult | None:
         f"expert train --manifest {shell_quoted(named_manifest(found.newest('started')))} "
         f"--resume {shell_quoted(found.run.folder)}"
     )
-    return RuleResult(str(error).strip(), fix=f"fix it and continue: {command}")
+    return Noted(str(error).strip(), fix=f"fix it and continue: {command}")
 
 
-def not_finite(found: Evidence) -> RuleResult | None:
+def not_finite(found: Evidence) -> Answer:
     events = found.run.of("not_finite")
     if not events:
         return None
@@ -51,62 +51,50 @@ def not_finite(found: Evidence) -> RuleResult | None:
     rows = events[-1].get("rows")
     behind = f"; rows {', '.join(map(str, rows[:5]))}" if isinstance(rows, list) and rows else ""
     steps = ", ".join(str(event.get("step")) for event in events[:5])
-    return RuleResult(
-        f"{len(events)} times, at step {steps}{behind}",
-        severity="error" if stopped else "warning",
-        numbers={"count": float(len(events))},
-    )
+    text = f"{len(events)} times, at step {steps}{behind}"
+    return Noted(text, severity="error" if stopped else "warning")
 
 
-def loss_spikes(found: Evidence) -> RuleResult | None:
+def loss_spikes(found: Evidence) -> Answer:
     events, back = found.run.of("spike"), found.run.of("rolled_back")
     if not events and not back:
         return None
     lost = sum(max(0.0, (number(e, "from_step") or 0) - (number(e, "to_step") or 0)) for e in back)
     last = events[-1] if events else {}
     loss, usual = number(last, "loss"), number(last, "median")
-    how_far = ""
-    if loss is not None and usual is not None:
-        how_far = f"; the last one to {loss:.3g} from {usual:.3g}"
-    return RuleResult(
-        f"{len(events)} spikes{how_far}; {len(back)} rollbacks to a checkpoint, {lost:.0f} steps "
-        "lost",
-        numbers={"spikes": float(len(events)), "rollbacks": float(len(back))},
-    )
+    known = loss is not None and usual is not None
+    how_far = f"; the last one to {loss:.3g} from {usual:.3g}" if known else ""
+    rollbacks = f"{len(back)} rollbacks to a checkpoint, {lost:.0f} steps lost"
+    return f"{len(events)} spikes{how_far}; {rollbacks}"
 
 
-def fp16_skips(found: Evidence) -> RuleResult | None:
+def fp16_skips(found: Evidence) -> Answer:
     """float16 overflow: the scale is halved and the step skipped."""
     lines = found.anatomy.lines
     lost = [line for line in lines if line.event.get("grad_norm") in ("inf", "nan", "-inf")]
     if found.planned("kernels.precision") != "fp16" or not lost:
         return None
     share = len(lost) / len(lines)
-    return RuleResult(
-        f"{len(lost)} of {len(lines)} log lines ({percent(share)}) have a gradient that is not "
-        "finite",
+    lines_of = f"{len(lost)} of {len(lines)} log lines ({percent(share)})"
+    return Noted(
+        f"{lines_of} have a gradient that is not finite",
         severity="warning" if share >= SKIPPED_SHARE and len(lost) > 2 else "note",
-        numbers={"share": share},
     )
 
 
-def evaluation_often(found: Evidence) -> RuleResult | None:
+def evaluation_often(found: Evidence) -> Answer:
     requested = found.requested("watch.eval_steps") or found.requested("watch.evaluation_strategy")
-    return _pauses(
-        found, "eval", "watch.eval_steps", found.anatomy.run.evaluating, requested=requested
-    )
+    seconds = found.anatomy.run.evaluating
+    return _pauses(found, "eval", "watch.eval_steps", seconds, requested=requested)
 
 
-def saving_often(found: Evidence) -> RuleResult | None:
+def saving_often(found: Evidence) -> Answer:
     requested = found.requested("watch.save_steps") or found.requested("watch.save_strategy")
-    return _pauses(
-        found, "saved", "watch.save_steps", found.anatomy.run.saving, requested=requested
-    )
+    seconds = found.anatomy.run.saving
+    return _pauses(found, "saved", "watch.save_steps", seconds, requested=requested)
 
 
-def _pauses(
-    found: Evidence, event: str, path: str, seconds: float, *, requested: bool
-) -> RuleResult | None:
+def _pauses(found: Evidence, event: str, path: str, seconds: float, *, requested: bool) -> Answer:
     spent = found.anatomy.run
     whole = spent.training + spent.evaluating + spent.saving
     if whole <= 0 or seconds < PAUSING_SHARE * whole or found.step is None:
@@ -114,174 +102,134 @@ def _pauses(
     count = len(found.run.of(event))
     if seconds < (MIN_PAUSE_SECONDS if requested else PAUSING_SECONDS) or count < 2:
         return None  # a single one at the end is not too many
-    key, interval = advised_interval(found, event, seconds)
     asker = f"; {found.setting_words(path)}" if found.requested(path) else ""
-    return RuleResult(
+    kept = whole - seconds + PAUSE_BUDGET_SHARE * spent.training
+    return Noted(
         f"{count} times for {span(seconds)}, next to {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
-        keys=(f"{key}={interval}",),
-        gain=whole / (whole - seconds + PAUSE_BUDGET_SHARE * spent.training)
-        if whole > seconds
-        else None,
-        numbers={"seconds": seconds, "count": float(count)},
+        keys=("{}={}".format(*advised_interval(found, event, seconds)),),
+        gain=whole / kept if whole > seconds else None,
     )
 
 
-def logging_often(found: Evidence) -> RuleResult | None:
+def logging_often(found: Evidence) -> Answer:
     step, every = found.step, found.amount("watch.logging_steps")
     if found.before is not None:
-        return (
-            RuleResult(
-                "logging_steps is 1",
-                title="every step writes a log line",
-                consequence="numbers are read when they have arrived, so the device does not wait; "
-                "the files grow",
-            )
-            if every is not None and every <= 1
-            else None
-        )
+        often = every is not None and every <= 1
+        return Noted("logging_steps is 1", row="logging-each-step") if often else None
     if step is None or not every or step.wall <= 0:
         return None
     lines = 1 / (every * step.wall)
     if lines < LINES_PER_SECOND or step.share("other") < LOGGING_SHARE:
         return None
-    return RuleResult(
+    return Noted(
         f"{lines:.0f} lines a second ({found.setting_words('watch.logging_steps')}); "
         f"{percent(step.share('other'))} of a step is neither feeding nor computing",
         keys=(f"logging_steps={max(10, round(1 / step.wall))}",),
-        numbers={"lines_per_second": lines, "other_share": step.share("other")},
     )
 
 
-def below_the_band(found: Evidence) -> RuleResult | None:
+def below_the_band(found: Evidence) -> Answer:
     """Slower than models of this size run on this card, according to the shipped measurements."""
     step, band = found.step, found.band
     rate = step.tokens_per_second if step is not None else None
     if step is None or band is None or rate is None or rate >= band.acceptable_from:
         return None
-    word = "something is wrong" if rate < band.wrong_below else "slow"
     reached = f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}"
+    gain = band.reference / rate if rate else None
     if found.micro_batches == 1 and 0 < (step.tokens or 0) < TOKENS_FILL_A_CARD:
-        return RuleResult(
-            f"{reached}; a step has {step.tokens:,.0f} tokens",
-            severity="note",
-            title="steps are too small to fill this card",
-            consequence="most of a step is the time that kernels take however few their tokens",
-            fix="a larger training.config.batch_size, if the expert learns as well with fewer, "
-            "larger steps",
-            gain=band.reference / rate if rate else None,
-            numbers={"tokens_per_second": rate, "expected": band.reference},
-        )
-    return RuleResult(
-        reached,
-        severity="warning" if band.measured and rate < band.wrong_below else "note",
-        title=f"throughput on this card: {word}",
-        consequence=f"{percent(rate / band.reference)} of what this card does with such a model",
-        gain=band.reference / rate if rate else None,
-        numbers={"tokens_per_second": rate, "expected": band.reference},
-    )
+        text = f"{reached}; a step has {step.tokens:,.0f} tokens"
+        return Noted(text, row="small-steps", gain=gain)
+    wrong = band.measured and rate < band.wrong_below
+    return Noted(reached, severity="warning" if wrong else "note", gain=gain)
 
 
-def loss_stays(found: Evidence) -> RuleResult | None:
+def loss_stays(found: Evidence) -> Answer:
     known = (number(line.event, "loss") for line in found.anatomy.lines)
     losses = [loss for loss in known if loss is not None]
     if len(losses) < LINES_TO_JUDGE:
         return None
     fifth = len(losses) // 5
     first, last = statistics.mean(losses[:fifth]), statistics.mean(losses[-fifth:])
-    if last < first:
-        return None
-    return RuleResult(
-        f"{first:.4g} in the first fifth of the run, {last:.4g} in the last",
-        numbers={"first": first, "last": last},
-    )
+    text = f"{first:.4g} in the first fifth of the run, {last:.4g} in the last"
+    return text if last >= first else None
 
 
-def overfits(found: Evidence) -> RuleResult | None:
+def overfits(found: Evidence) -> Answer:
     held_out, outcome = held_out_losses(found), judge_learning(found)
     if outcome.kind != "overfitted":
         return None
     best, last = min(held_out, key=lambda one: one[1]), held_out[-1]
     far = last[1] >= FAR_OVERFITTED * best[1] and not outcome.kept_best
     kept = "; the best weights were kept" if outcome.kept_best else ""
-    return RuleResult(
-        f"best {best[1]:.4g} at step {best[0]}, {last[1]:.4g} at step {last[0]}{kept}",
-        severity="warning" if far else "note",
-        fix=outcome.fix,
-        numbers={"best": best[1], "last": last[1]},
-    )
+    text = f"best {best[1]:.4g} at step {best[0]}, {last[1]:.4g} at step {last[0]}{kept}"
+    return Noted(text, severity="warning" if far else "note", fix=outcome.fix)
 
 
-def always_clipped(found: Evidence) -> RuleResult | None:
+def always_clipped(found: Evidence) -> Answer:
     """Gradients above max_grad_norm in nearly every step, so all steps have the same length."""
     limit = found.amount("optim.max_grad_norm")
     known = (number(line.event, "grad_norm") for line in found.anatomy.lines)
     norms = [norm for norm in known if norm is not None]
     if not limit or len(norms) < CLIPPED_LINES:
         return None
-    clipped = sum(norm > limit for norm in norms)
+    clipped, usual = sum(norm > limit for norm in norms), statistics.median(norms)
     if clipped < CLIPPED_SHARE * len(norms):
         return None
-    usual = statistics.median(norms)
     wider = float(f"{2 * usual:.1g}")
-    return RuleResult(
+    return Noted(
         f"{clipped} of {len(norms)} log lines have a gradient norm above max_grad_norm "
         f"{limit:g}; the median is {usual:.3g}",
         severity="warning" if usual >= FAR_CLIPPED * limit else "note",
         keys=(f"max_grad_norm={wider:g}",),
         fix=f"{CONFIG}.max_grad_norm: {wider:g} where the loss falls steadily; a lower "
         "learning_rate or a longer warmup_steps where it does not",
-        numbers={"share": clipped / len(norms), "median": usual, "limit": limit},
     )
 
 
-def damaged_files(found: Evidence) -> RuleResult | None:
+def damaged_files(found: Evidence) -> Answer:
     files = [("plan.json", found.run.plan), ("environment.json", found.run.environment)]
     if found.run.validation is not None:
         files.append(("validation.json", found.run.validation))
     lines = found.run.damaged_lines
     problems = [f"{lines} lines of events.jsonl cannot be read"] if lines else []
     problems += [f"{name} is missing or damaged" for name, content in files if not content]
-    if not problems or found.before is not None:
-        return None
-    return RuleResult("; ".join(problems), numbers={"damaged_lines": float(lines)})
+    return "; ".join(problems) if problems and found.before is None else None
 
 
 # --- before a run --------------------------------------------------------------------------------
 
 
-def saves_only_at_the_end(found: Evidence) -> RuleResult | None:
+def saves_only_at_the_end(found: Evidence) -> Answer:
     strategy, total = found.planned("watch.save_strategy"), found.amount("length.total_steps")
     every = found.amount("watch.save_steps") or 0
     if found.before is None:
         return None
     if strategy == "no":
-        return RuleResult("save_strategy: no")
+        return "save_strategy: no"
     if strategy == "steps" and total and every >= total:
-        return RuleResult(f"save_steps {every:.0f}, and the run has {total:.0f} steps")
+        return f"save_steps {every:.0f}, and the run has {total:.0f} steps"
     return None
 
 
-def no_evaluation(found: Evidence) -> RuleResult | None:
+def no_evaluation(found: Evidence) -> Answer:
     held_out = found.planned("data.validation")
     off = found.planned("watch.evaluation_strategy") == "no" and held_out != "none"
-    return RuleResult(f"evaluation_strategy: no; {held_out}") if found.before and off else None
+    return f"evaluation_strategy: no; {held_out}" if found.before and off else None
 
 
-def no_clipping(found: Evidence) -> RuleResult | None:
+def no_clipping(found: Evidence) -> Answer:
     limit = found.amount("optim.max_grad_norm")
     off = found.before is not None and limit is not None and limit <= 0
-    return RuleResult("max_grad_norm is 0") if off else None
+    return "max_grad_norm is 0" if off else None
 
 
-def no_warm_up(found: Evidence) -> RuleResult | None:
+def no_warm_up(found: Evidence) -> Answer:
     warms_up = found.amount("optim.warmup_steps") or found.amount("optim.warmup_ratio")
-    return (
-        RuleResult("warmup_steps and warmup_ratio are 0") if found.before and not warms_up else None
-    )
+    return "warmup_steps and warmup_ratio are 0" if found.before and not warms_up else None
 
 
-def long_run(found: Evidence) -> RuleResult | None:
+def long_run(found: Evidence) -> Answer:
     if found.before is None:
         return None
     tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)
@@ -295,8 +243,5 @@ def long_run(found: Evidence) -> RuleResult | None:
         return None
     characters = found.written("dataset", "max_chars")
     limit = "training.dataset.max_chars" if characters else f"{CONFIG}.max_steps"
-    return RuleResult(
-        f"{tokens:,.0f} tokens, about {seconds / 3600:.0f} hours",
-        fix=f"check the number of rows; --set {limit}=… or fewer epochs limit it",
-        numbers={"hours": seconds / 3600},
-    )
+    fix = f"check the number of rows; --set {limit}=… or fewer epochs limit it"
+    return Noted(f"{tokens:,.0f} tokens, about {seconds / 3600:.0f} hours", fix=fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.events import Event
 from expert.insight.record import RunRecord, listed, mapping
@@ -13,9 +13,7 @@ from expert.insight.step.bands import Band, expected_band
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.planning.machine.cards import card_by_nvml_name
 from expert.planning.memory.memory import CONTEXT_BYTES
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import RunPlan
 
 CROWDED_CORES = 0.3
 """Share of the cores that other processes may use; above it, they slow a run down."""
@@ -31,20 +29,15 @@ KEYS = {
     "kernels.compile": "torch_compile",
     "kernels.device": "device",
     "kernels.fused_loss": "fused_loss",
-    "kernels.fused_blocks": "fused_blocks",
     "kernels.tf32": "use_tf32",
     "batch.examples_per_update": "batch_size",
     "batch.micro_batch": "micro_batch_size",
     "data.packing": "packing",
-    "data.tokenize": "tokenize",
-    "loader.workers": "dataloader_num_workers",
     "loader.pin_memory": "dataloader_pin_memory",
     "optim.optimizer": "optim",
     "watch.eval_steps": "eval_steps",
-    "watch.evaluation_strategy": "evaluation_strategy",
     "watch.logging_steps": "logging_steps",
     "watch.save_steps": "save_steps",
-    "watch.save_strategy": "save_strategy",
 }
 """The key in training.config that sets a value of the plan."""
 

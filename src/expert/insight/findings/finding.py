@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note", "good"]
@@ -25,11 +25,9 @@ class Finding:
     fix: str = ""
     """The command or manifest key that fixes it; empty if there is nothing to fix."""
     overrides: tuple[str, ...] = ()
-    """The same fix for `--set` and `--try`, such as "training.config.batch_size=8"."""
+    """The same fix for `--set`, such as "training.config.batch_size=8"."""
     gain: float | None = None
     """Expected speedup factor, if known."""
-    numbers: dict[str, float] = field(default_factory=dict)
-    """The evidence in machine-readable form."""
 
 
 def worst_first(findings: list[Finding]) -> list[Finding]:
@@ -37,9 +35,13 @@ def worst_first(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda found: (ORDER[found.severity], -(found.gain or 1.0)))
 
 
-class RuleResult:
-    """What a rule saw: the evidence, and `changes`, fields of the finding that differ from its row
-    in the table, with `keys` in place of `overrides`."""
+class Noted:
+    """What a rule says besides its evidence: fields of the finding that differ from its row in the
+    table, with `keys` in place of `overrides`; or with `row` another row."""
 
     def __init__(self, evidence: str, **changes: Any) -> None:
         self.evidence, self.changes = evidence, changes
+
+
+Answer = str | Noted | None
+"""What a rule finds: nothing, the evidence alone, or more."""

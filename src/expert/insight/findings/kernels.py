@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from pydantic import ValidationError
 
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, RuleResult
+from expert.insight.findings.finding import CONFIG, Answer, Noted
 from expert.insight.findings.verdict import gain_without_checkpointing
 from expert.insight.record import listed
 from expert.planning.choose.kernels import COMPILE_SPEEDUP
@@ -34,37 +33,30 @@ COMPILE_PAYS_OFF_SECONDS = COLD_COMPILE / (1 - 1 / COMPILE_SPEEDUP)
 """Seconds of uncompiled training after which compiling would have paid off."""
 
 
-def eager_attention(found: Evidence) -> RuleResult | None:
+def eager_attention(found: Evidence) -> Answer:
     if found.planned("kernels.attention") != "eager":
         return None
     length = found.amount("data.max_seq_length") or 0.0
-    return RuleResult(
-        f"{found.setting_words('kernels.attention')}; sequences of {length:,.0f} tokens",
-        numbers={"max_seq_length": length},
-    )
+    return f"{found.setting_words('kernels.attention')}; sequences of {length:,.0f} tokens"
 
 
-def needless_recomputing(found: Evidence) -> RuleResult | None:
+def needless_recomputing(found: Evidence) -> Answer:
     """Activation checkpointing although all activations would fit."""
     budget, peak = found.amount("memory.budget_bytes"), found.peak_bytes
     if not found.recomputes or budget is None or peak is None:
         return None
     if found.before is not None and not found.requested("kernels.checkpointing"):
         return None  # the planner weighed it against the micro-batch size
-    advice = found.advice("kernels.checkpointing")
     more = _bytes_saved_by_checkpointing(found)
-    fits = more is not None and peak + more <= MARGIN * budget
-    if not advice and not fits:
-        return None
-    why = f"the planner said: {advice}"
-    if fits and more is not None:
+    if more is not None and peak + more <= MARGIN * budget:
         why = f"without checkpointing it would hold {gib(peak + more)}"
+    elif advice := found.advice("kernels.checkpointing"):
+        why = f"the planner said: {advice}"
+    else:
+        return None
     setting = found.setting_words("kernels.checkpointing")
-    return RuleResult(
-        f"{setting}; the run holds {gib(peak)} of {gib(budget)}; {why}",
-        gain=gain_without_checkpointing(found),
-        numbers={"peak_bytes": peak, "budget_bytes": budget},
-    )
+    text = f"{setting}; the run holds {gib(peak)} of {gib(budget)}; {why}"
+    return Noted(text, gain=gain_without_checkpointing(found))
 
 
 def _bytes_saved_by_checkpointing(found: Evidence) -> float | None:
@@ -80,13 +72,13 @@ def _bytes_saved_by_checkpointing(found: Evidence) -> float | None:
     return blocks * now if blocks and now else None
 
 
-def needless_quantisation(found: Evidence) -> RuleResult | None:
+def needless_quantisation(found: Evidence) -> Answer:
     """Before a run: quantized base weights although bf16 fits."""
     kind, name = found.planned("model.quantization"), found.planned("model.name")
     models = listed(found.run.manifest.get("base_models"))
+    names = [spec.get("name") for spec in models]
     if found.before is None or kind not in ("int4", "int8") or not found.on_gpu:
         return None
-    names = [spec.get("name") for spec in models]
     if name not in names:
         return None
     key = f"base_models.{names.index(name)}.quantization=none"
@@ -94,16 +86,11 @@ def needless_quantisation(found: Evidence) -> RuleResult | None:
     if plain is None or plain.memory.fits is not True:
         return None
     peak, budget = plain.memory.peak_bytes or 0, plain.memory.budget_bytes
-    return RuleResult(
-        f"in bf16 {gib(peak)} of {gib(budget)} on {plain.target}",
-        title=f"the base weights are {kind} although bf16 fits",
-        keys=(key,),
-        fix=f"--set {key}",
-        gain=DEQUANTISING_GAIN,
-    )
+    text = f"{kind}; in bf16 {gib(peak)} of {gib(budget)} on {plain.target}"
+    return Noted(text, keys=(key,), fix=f"--set {key}", gain=DEQUANTISING_GAIN)
 
 
-def recompiling(found: Evidence) -> RuleResult | None:
+def recompiling(found: Evidence) -> Answer:
     storm = found.fell_back("RecompileStorm")
     graphs = found.last("recompiles") or 0.0
     updates = sum(line.updates for line in found.anatomy.lines)
@@ -114,165 +101,139 @@ def recompiling(found: Evidence) -> RuleResult | None:
     if storm is not None:
         what = f"{storm.get('reason') or what}; the run continued uncompiled"
     alone = found.planned("data.packing") == "none"
-    return RuleResult(
+    return Noted(
         f"{what}; {found.setting_words('kernels.compile')}",
         keys=("packing=true",) if alone else ("torch_compile=false",),
         fix=f"{CONFIG}.packing: true, so that every batch has one shape; else torch_compile: false",
-        numbers={"recompiles": graphs, "updates": float(updates)},
     )
 
 
-def compile_failed(found: Evidence) -> RuleResult | None:
+def compile_failed(found: Evidence) -> Answer:
     failed = found.fell_back("CompileFailed")
     if failed is None:
         return None
-    reason = str(failed.get("reason") or "the reason is unknown")
-    return RuleResult(reason, gain=COMPILE_SPEEDUP if found.on_gpu else None)
+    gain = COMPILE_SPEEDUP if found.on_gpu else None
+    return Noted(str(failed.get("reason") or "the reason is unknown"), gain=gain)
 
 
-def kernel_fell_back(found: Evidence) -> RuleResult | None:
+def kernel_fell_back(found: Evidence) -> Answer:
     """A different kernel or precision replaced the planned one."""
     lost = found.fell_back("KernelUnavailable") or found.fell_back("PrecisionUnsupported")
-    return RuleResult(str(lost.get("reason") or "the reason is unknown")) if lost else None
+    return str(lost.get("reason") or "the reason is unknown") if lost else None
 
 
-def too_short_to_compile(found: Evidence) -> RuleResult | None:
+def too_short_to_compile(found: Evidence) -> Answer:
     spent = found.anatomy.run
-    short = spent.training < COMPILE_PAYS_OFF_SECONDS
-    if not found.run.of("finished") or not short:
+    if not found.run.of("finished") or spent.training >= COMPILE_PAYS_OFF_SECONDS:
         return None
     if spent.compiling <= spent.training or spent.compiling < 1:
         return None
-    return RuleResult(
+    return Noted(
         f"{span(spent.compiling)} of compiling for {span(spent.training)} of training; "
         f"{found.setting_words('kernels.compile')}",
         severity="warning" if found.requested("kernels.compile") else "note",
         gain=spent.total / max(1e-9, spent.total - spent.compiling),
-        numbers={"compiling": spent.compiling, "training": spent.training},
     )
 
 
-def compile_off(found: Evidence) -> RuleResult | None:
+def compile_off(found: Evidence) -> Answer:
     if found.planned("kernels.compile") is not False or not found.on_gpu:
         return None
     if not found.requested("kernels.compile"):
         return None
-    setting_words, trained = found.setting_words("kernels.compile"), found.anatomy.run.training
+    setting, trained = found.setting_words("kernels.compile"), found.anatomy.run.training
     if found.before is None:
         if trained < COMPILE_PAYS_OFF_SECONDS:
             return None
-        return RuleResult(f"{setting_words}; {span(trained)} of training", gain=COMPILE_SPEEDUP)
+        return Noted(f"{setting}; {span(trained)} of training", gain=COMPILE_SPEEDUP)
     other = found.before.replan((f"{CONFIG}.torch_compile=auto",))
     if other is None or not other.kernels.compile:
         return None
     because = next(d.because for d in other.decisions if d.path == "kernels.compile")
-    return RuleResult(f"{setting_words}; {because}", gain=COMPILE_SPEEDUP)
+    return Noted(f"{setting}; {because}", gain=COMPILE_SPEEDUP)
 
 
-def compile_cannot(found: Evidence) -> RuleResult | None:
+def compile_cannot(found: Evidence) -> Answer:
     """Before a run: compilation that was requested but costs more than it gains, or fails."""
     before = found.before
     if before is None or not found.planned("kernels.compile"):
         return None
     if not found.on_gpu:
-        return RuleResult(
-            "torch_compile is on",
-            name="compile-on-cpu",
-            title="blocks are compiled for a CPU",
-            consequence="compiling takes longer than it gains",
-        )
+        return Noted("torch_compile is on", row="compile-on-cpu")
     if before.capability is not None and before.capability < VOLTA:
-        return RuleResult("the card is older than compute capability 7.0")
-    if not found.padded:
-        return None
-    return RuleResult(
-        "torch_compile is on and packing is off",
-        name="compile-padded",
-        title="padded rows are compiled again for every width",
-        consequence="minutes of compiling instead of training",
-        keys=("packing=auto",),
-    )
+        return "the card is older than compute capability 7.0"
+    if found.padded:
+        return Noted("torch_compile is on and packing is off", row="compile-padded")
+    return None
 
 
-def fp32_on_a_bf16_card(found: Evidence) -> RuleResult | None:
+def fp32_on_a_bf16_card(found: Evidence) -> Answer:
     precision = found.planned("kernels.precision")
-    because = found.decision("kernels.precision").get("because", "")
     place = found.gpu_fact("name") or found.run.plan.get("target")
     if not found.has_bf16 or precision not in ("fp32", "fp16"):
         return None
-    if precision == "fp16":
-        if found.before is None:
-            return None  # fp16-skips reports what it cost
-        return RuleResult(
-            f"{place} has bf16 tensor cores",
-            name="fp16",
-            title="the run computes in float16",
-            consequence="loss scaling, and steps lost where a gradient overflows; bf16 is as fast",
-        )
+    if precision == "fp16":  # after a run, fp16-skips reports what it cost
+        text = f"{place} has bf16 tensor cores"
+        return Noted(text, row="fp16") if found.before is not None else None
     card = card_by_nvml_name(str(place), found.gpu_bytes or 0)
     gain = BF16_GAIN if found.before is not None else None
     if card and card.bf16_tflops and card.tf32_tflops and found.planned("kernels.tf32"):
         gain = card.bf16_tflops / card.tf32_tflops
-    return RuleResult(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
+    because = found.decision("kernels.precision").get("because", "")
+    return Noted(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
 
 
-def tf32_off(found: Evidence) -> RuleResult | None:
+def tf32_off(found: Evidence) -> Answer:
     if found.planned("kernels.tf32") is not False or not found.has_bf16:
         return None
     precision = found.planned("kernels.precision")
     matters = precision == "fp32"
-    return RuleResult(
+    return Noted(
         f"{found.setting_words('kernels.tf32')}; precision {precision}",
         severity="warning" if matters else "note",
-        consequence="float32 products run several times slower"
-        if matters
-        else "few products are left in float32",
         gain=TF32_GAIN if matters and found.before is not None else None,
     )
 
 
-def plain_optimizer(found: Evidence) -> RuleResult | None:
+def plain_optimizer(found: Evidence) -> Answer:
     if not found.on_gpu or found.planned("optim.optimizer") != "adamw_torch":
         return None
+    setting = found.setting_words("optim.optimizer")
     if found.before is not None:
-        return RuleResult(found.setting_words("optim.optimizer"), gain=FUSED_GAIN)
+        return Noted(setting, gain=FUSED_GAIN)
     weights = found.amount("adapter.trainable_parameters") or 0
     if weights < MANY_WEIGHTS or found.step is None:
         return None
     share = found.step.share("optimizer")
-    return RuleResult(
-        f"{found.setting_words('optim.optimizer')} for {weights:,.0f} weights; the optimizer takes "
-        f"{percent(share)} of a step",
+    return Noted(
+        f"{setting} for {weights:,.0f} weights; the optimizer takes {percent(share)} of a step",
         severity="warning" if share >= OPTIMIZER_SHARE else "note",
-        numbers={"optimizer_share": share},
     )
 
 
-def whole_logits(found: Evidence) -> RuleResult | None:
+def whole_logits(found: Evidence) -> Answer:
     if found.planned("kernels.fused_loss") is not False:
         return None
     taken, budget = found.part("loss"), found.amount("memory.budget_bytes")
     heavy = bool(budget and taken >= LOSS_SHARE * budget)
-    return RuleResult(
+    return Noted(
         f"{found.setting_words('kernels.fused_loss')}; {gib(taken)} for them at the peak",
         severity="warning" if heavy or found.before is not None else "note",
-        numbers={"loss_bytes": taken},
     )
 
 
-def cpu_asked(found: Evidence) -> RuleResult | None:
+def cpu_asked(found: Evidence) -> Answer:
     here = found.before.gpu_here if found.before is not None else ""
     if not here or found.on_gpu or found.written("config", "device") != "cpu":
         return None
-    return RuleResult(f"device: cpu, and this machine has {here}", gain=CARD_GAIN)
+    return Noted(f"device: cpu, and this machine has {here}", gain=CARD_GAIN)
 
 
-def gpu_unused(found: Evidence) -> RuleResult | None:
+def gpu_unused(found: Evidence) -> Answer:
     if found.on_gpu or not found.gpus or found.planned("kernels.device") != "cpu":
         return None
-    name, cuda = found.gpu_fact("name") or "a GPU", found.run.environment.get("cuda")
-    why = "" if cuda else "; torch is installed without CUDA"
-    other: dict[str, Any] = {"keys": (), "fix": "install torch with CUDA"}
-    return RuleResult(
-        f"{name} is there; {found.setting_words('kernels.device')}{why}", **({} if cuda else other)
-    )
+    text = f"{found.gpu_fact('name') or 'a GPU'} is there; {found.setting_words('kernels.device')}"
+    if found.run.environment.get("cuda"):
+        return text
+    text += "; torch is installed without CUDA"
+    return Noted(text, keys=(), fix="install torch with CUDA")

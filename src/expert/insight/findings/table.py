@@ -19,18 +19,14 @@ from typing import Any
 from expert.core.files import read_text
 from expert.insight.findings import course, feeding, kernels, memory
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Finding, RuleResult, Severity, worst_first
+from expert.insight.findings.finding import CONFIG, Answer, Finding, Noted, Severity, worst_first
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class FindingRow:
     """A row of the table: a possible finding, its consequence and its fix."""
 
-    name: str
     title: str
-    look: Callable[[Evidence], RuleResult | None] | None = None
-    """Examines the plan before a run or the events after it. None for findings that only
-    jobs/diagnose makes, from the machine or the rows."""
     consequence: str = ""
     keys: tuple[str, ...] = ()
     """The fix as keys of training.config, such as "packing=true"."""
@@ -41,41 +37,54 @@ class Rule:
     """Plan warnings, by the start of their path, that this finding repeats with more evidence."""
 
 
-def _rule(name: str, row: dict[str, Any]) -> Rule:
-    """A row, and the function of its name that looks for it, if there is one."""
-    function = name.replace("-", "_")
-    files = (feeding, kernels, memory, course)
-    looks = [vars(file)[function] for file in files if function in vars(file)]
-    lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
-    return Rule(name=name, look=looks[0] if looks else None, **{**row, **lists})
+def _row(fields: dict[str, Any]) -> FindingRow:
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+    }
+    return FindingRow(**values)
 
 
-_TABLE = tomllib.loads(read_text(Path(__file__).with_name("findings.toml")))
-BY_NAME = {name: _rule(name, row) for name, row in _TABLE.items()}
+TABLE = {
+    name: _row(fields)
+    for name, fields in tomllib.loads(read_text(Path(__file__).with_name("findings.toml"))).items()
+}
+RULES: dict[str, Callable[[Evidence], Answer]] = {
+    name: function
+    for name in TABLE
+    for file in (feeding, kernels, memory, course)
+    if (function := vars(file).get(name.replace("-", "_"))) is not None
+}
+"""The function that looks for a finding has its name. Others are only made by jobs/diagnose, from
+the machine or the rows, or are another form of one that is looked for."""
 
 
 def find(found: Evidence) -> list[Finding]:
     """All findings, worst first."""
-    answers = {name: rule.look(found) for name, rule in BY_NAME.items() if rule.look is not None}
-    return worst_first(
-        [finding_from(name, it.evidence, **it.changes) for name, it in answers.items() if it]
-    )
+    findings = []
+    for name, rule in RULES.items():
+        answer = rule(found)
+        if isinstance(answer, Noted):
+            changes = dict(answer.changes)
+            findings.append(finding_from(changes.pop("row", name), answer.evidence, **changes))
+        elif answer is not None:
+            findings.append(finding_from(name, answer))
+    return worst_first(findings)
 
 
-def finding_from(row: str, evidence: str, /, **changes: Any) -> Finding:
+def finding_from(name: str, evidence: str, /, **changes: Any) -> Finding:
     """A row of the table with its evidence; `changes` are fields that differ from the row, with
     `keys` in place of `overrides`."""
-    rule = BY_NAME[row]
-    keys: tuple[str, ...] = changes.pop("keys", rule.keys)
+    row = TABLE[name]
+    keys: tuple[str, ...] = changes.pop("keys", row.keys)
     words = " and ".join(key.replace("=", ": ", 1) for key in keys)
     if words and "." not in keys[0].partition("=")[0]:
         words = f"{CONFIG}.{words}"
     fields = {
-        "name": rule.name,
-        "severity": rule.severity,
-        "title": rule.title,
-        "consequence": rule.consequence,
-        "fix": rule.fix if keys == rule.keys and rule.fix else words,
+        "name": name,
+        "severity": row.severity,
+        "title": row.title,
+        "consequence": row.consequence,
+        "fix": row.fix if keys == row.keys and row.fix else words,
         "overrides": tuple(
             key if "." in key.partition("=")[0] else f"{CONFIG}.{key}" for key in keys
         ),

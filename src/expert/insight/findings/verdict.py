@@ -6,8 +6,8 @@ nothing about its kernels, so feeding is judged before computing.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from expert.core.text import gib, percent, span, times
 from expert.insight.findings.evidence import Evidence
@@ -42,48 +42,52 @@ PAUSE_BUDGET_SHARE = 0.05
 
 
 Kind = Literal[
-    "data-bound",
-    "copy-bound",
-    "launch-bound",
-    "sync-bound",
-    "memory-bound",
-    "compute-bound",
-    "evaluation-bound",
-    "saving-bound",
-    "start-bound",
-    "unknown",
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gain:
-    """One change, its largest possible speedup, and how that was computed."""
-
-    what: str
-    factor: float
-    reckoned: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {times(self.factor)} ({self.reckoned})"
+    "data-bound", "copy-bound", "launch-bound", "sync-bound", "memory-bound", "compute-bound",
+    "evaluation-bound", "saving-bound", "start-bound", "unknown",
+]  # fmt: skip
+PIN_MEMORY_FIX = (
+    "training.config.dataloader_pin_memory: true and packing: true (copies overlap with computing)"
+)
+LINK_FIX = (
+    "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
+    "else uses the card"
+)
+FEEDING: dict[str, tuple[str, str, str]] = {
+    "late": (
+        "tokenising",
+        "training.config.tokenize: ahead (or once: expert pretokenize)",
+        "training.config.tokenize=ahead",
+    ),
+    "stream": (
+        "reading the stream",
+        "training.dataset.streaming: false (the data is prepared once)",
+        "training.dataset.streaming=false",
+    ),
+    "padded": (
+        "padding rows",
+        "training.config.packing: true (or more dataloader_num_workers)",
+        "training.config.packing=true",
+    ),
+    "packed": (
+        "reading its tokens",
+        "training.config.pretokenized_cache: a folder on a fast local disk",
+        "",
+    ),
+}
+"""By how batches are made: what the device waits for, the fix, and its key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What limits the run; `gains` is empty if nothing can be gained."""
+    """What limits the run."""
 
     kind: Kind
     sentence: str
     fix: str = ""
     overrides: tuple[str, ...] = ()
     """The fix as `--set` takes it, if a key alone fixes it."""
-    gains: tuple[Gain, ...] = ()
-
-    @property
-    def gain(self) -> float | None:
-        return max((gain.factor for gain in self.gains), default=None)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "gain": self.gain, "gains": [asdict(g) for g in self.gains]}
+    gain: float | None = None
+    """The largest possible speedup, if anything can be gained."""
 
 
 def judge(found: Evidence) -> Verdict:
@@ -96,8 +100,8 @@ def judge_step(found: Evidence) -> Verdict:
     if step is None or step.wall <= 0:
         return _without_log_lines(found)
     pinned = found.planned("loader.pin_memory") is not False
-    waits = feeding_verdict(step, kind=found.feed_kind, workers=found.workers, pinned=pinned)
-    return waits or _memory(found, step) or _host(found, step) or _computing(found, step)
+    waits = feeding_verdict(step, kind=found.feed_kind, pinned=pinned)
+    return waits or _memory(found) or _host(found, step) or _computing(found, step)
 
 
 def _without_log_lines(found: Evidence) -> Verdict:
@@ -115,6 +119,9 @@ def _without_log_lines(found: Evidence) -> Verdict:
     return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix)
 
 
+# --- feeding -------------------------------------------------------------------------------------
+
+
 def is_significant_wait(waited: float, step: StepAnatomy) -> bool:
     """Whether a wait is at least a tenth of the step, and longer than a thread switch."""
     return waited >= max(WAITING_SHARE * step.wall, THREAD_SWITCH_SECONDS)
@@ -127,87 +134,49 @@ def is_copy_bound(step: StepAnatomy) -> bool:
 
 
 def feeding_verdict(
-    step: StepAnatomy, *, kind: str = "late", workers: int = 0, pinned: bool = False
+    step: StepAnatomy, *, kind: str = "late", pinned: bool = False
 ) -> Verdict | None:
     """Data-bound or copy-bound, from a step's phases alone; None if the device hardly waits.
 
     `kind` is how batches are made: "late" if rows are tokenised on demand. `pinned`: copies come
     from page-locked memory.
     """
-    if is_copy_bound(step):
-        return _copy_bound(step, step.wall - step.compute, pinned=pinned)
     waited, copied = step.of("data_wait"), step.exposed_copy
-    idle = waited + copied
+    idle = step.wall - step.compute if is_copy_bound(step) else waited + copied
     if not is_significant_wait(idle, step):
         return None
+    gain = step.wall / (step.wall - idle) if step.wall > idle else None
     beside = step.of("copy") if step.copies_beside else 0.0
-    if copied > waited or beside >= COPY_SHARE_OF_WAIT * waited > 0:
-        return _copy_bound(step, idle, pinned=pinned)
-    doing, change, fix, overrides = _FEEDING.get(kind, _FEEDING["packed"])
-    fix = fix.format(workers=max(2, 2 * workers))
+    copies = copied > waited or beside >= COPY_SHARE_OF_WAIT * waited > 0
+    if is_copy_bound(step) or copies:
+        # If copies already overlap and come from page-locked memory, the link is the limit.
+        return Verdict(
+            kind="copy-bound",
+            sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} a step, and the "
+            f"device is idle for {span(idle)} of its {span(step.wall)}.",
+            fix=LINK_FIX if pinned and step.copies_beside else PIN_MEMORY_FIX,
+            gain=gain,
+        )
+    doing, fix, key = FEEDING.get(kind, FEEDING["packed"])
     what = f"made it wait {span(waited)} for {doing}"
     if copied:
         what += f" and {span(copied)} for copying"
-    kept = step.wall - waited
-    gains = [_gain(change, step, kept)]
-    if copied:
-        gains.append(_gain("and copies that overlap with computing, up to", step, kept - copied))
+        fix += f"; {PIN_MEMORY_FIX}"
     return Verdict(
         kind="data-bound",
         sentence=f"data-bound: the device computes {span(step.compute)} of a step's "
         f"{span(step.wall)} and is idle {percent(step.idle_share or 0)} of the time; the feeding "
         f"{what}.",
-        fix=fix + (f"; {PIN_MEMORY_FIX}" if copied else ""),
-        overrides=overrides,
-        gains=tuple(gains),
+        fix=fix,
+        overrides=(key,) if key else (),
+        gain=gain,
     )
 
 
-def _gain(what: str, step: StepAnatomy, kept: float) -> Gain:
-    """The gain if a step took only `kept` seconds."""
-    return Gain(what=what, factor=step.wall / kept, reckoned=f"{span(step.wall)} / {span(kept)}")
+# --- memory --------------------------------------------------------------------------------------
 
 
-PIN_MEMORY_FIX = (
-    "training.config.dataloader_pin_memory: true and packing: true (copies overlap with computing)"
-)
-
-
-_PREPARE = "training.config.tokenize: ahead (or once: expert pretokenize)"
-_CACHE = "training.config.pretokenized_cache: a folder on a fast local disk"
-_PACK = "training.config.packing: true (or dataloader_num_workers: {workers})"
-_FEEDING: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
-    "late": ("tokenising", "pre-tokenise", _PREPARE, ("training.config.tokenize=ahead",)),
-    "stream": (
-        *("reading the stream", "prepare the data once", "training.dataset.streaming: false"),
-        ("training.dataset.streaming=false",),
-    ),
-    "padded": ("padding rows", "pack the rows", _PACK, ("training.config.packing=true",)),
-    "packed": ("reading its tokens", "read from a faster disk", _CACHE, ()),
-}
-"""By how batches are made: what the device waits for, the change in brief, the fix, its keys."""
-
-
-LINK_FIX = (
-    "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
-    "else uses the card"
-)
-
-
-def _copy_bound(step: StepAnatomy, idle: float, *, pinned: bool) -> Verdict:
-    """If copies already overlap and come from page-locked memory, the link is the limit."""
-    kept, narrow = step.wall - idle, pinned and step.copies_beside
-    what = "a link that keeps up, up to" if narrow else "copies that overlap with computing, up to"
-    return Verdict(
-        kind="copy-bound",
-        sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} a step, and the "
-        f"device is idle for {span(idle)} of its {span(step.wall)}.",
-        fix=LINK_FIX if narrow else PIN_MEMORY_FIX,
-        gains=(_gain(what, step, kept),) if kept > 0 else (),
-    )
-
-
-def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
+def _memory(found: Evidence) -> Verdict | None:
     """Memory is short: the allocator keeps retrying, or blocks are checkpointed to save memory."""
     if found.retries_per_update >= RETRIES_PER_UPDATE:
         return Verdict(
@@ -216,12 +185,10 @@ def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
             f"{found.retries_per_update:.1f} times a step, and each time everything waits.",
             fix="training.config.gradient_checkpointing: selective, or a smaller micro_batch_size",
         )
-    gains: tuple[Gain, ...] = ()
+    gain = None
     if found.recomputes and not found.requested("kernels.checkpointing"):
         what = "blocks are checkpointed because memory is short"
-        factor = gain_without_checkpointing(found)
-        reckoned = f"measured: checkpointing all blocks costs {NO_CHECKPOINTING_SPEEDUP:g}x"
-        gains = (Gain(what="room for all activations", factor=factor, reckoned=reckoned),)
+        gain = gain_without_checkpointing(found)
     elif (event := found.fell_back("OutOfMemory")) is not None:
         reason = str(event.get("reason", "")).strip() or "out of memory"
         what = f"the run ran out of memory and continued with less: {reason}"
@@ -235,7 +202,7 @@ def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
         sentence=f"memory-bound: {what}{peak}.",
         fix="base_model.quantization: int4, a shorter training.config.max_seq_length, or a card "
         "with more memory",
-        gains=gains,
+        gain=gain,
     )
 
 
@@ -244,6 +211,9 @@ def gain_without_checkpointing(found: Evidence) -> float:
     if found.planned("kernels.checkpointing") == "full":
         return NO_CHECKPOINTING_SPEEDUP
     return 1 + (NO_CHECKPOINTING_SPEEDUP - 1) / 2
+
+
+# --- the host ------------------------------------------------------------------------------------
 
 
 def is_starved(step: StepAnatomy) -> bool:
@@ -257,17 +227,14 @@ def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
     if not found.on_gpu or not is_starved(step):
         return None
     use, seen = step.gpu_utilization, f"in {percent(step.ran_dry or 0)} of the steps"
-    gains: tuple[Gain, ...] = ()
-    if use is not None and 0 < use < 1:
-        reckoned = f"a kernel ran {percent(use)} of the time: 1 / {use:.2f}"
-        gains = (Gain(what="a device that never waits, up to", factor=1 / use, reckoned=reckoned),)
+    gain = 1 / use if use else None
     if found.syncs:
         return Verdict(
             kind="sync-bound",
             sentence=f"sync-bound: the host stops {found.syncs} times a step to read from the "
             f"device, which runs dry {seen}.",
             fix=f"take the reads out of the step: {sync_places(found)}",
-            gains=gains,
+            gain=gain,
         )
     tokens = f" with {step.tokens:,.0f} tokens each" if step.tokens else ""
     fix, overrides = launch_fix(found)
@@ -277,7 +244,7 @@ def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
         "are too small for the time it takes to launch them.",
         fix=fix,
         overrides=overrides,
-        gains=gains,
+        gain=gain,
     )
 
 
@@ -290,20 +257,25 @@ def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
     """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
     micro = found.amount("batch.micro_batch")
     sequences = found.amount("batch.sequences_per_update")
+    more = ""
     if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
-        fix = "training.config.micro_batch_size"
-        return f"{fix}: auto", (f"{fix}=auto",)
-    if found.padded:
-        return "training.config.packing: true", ("training.config.packing=true",)
-    if found.planned("kernels.cuda_graphs") is False and not found.requested("kernels.cuda_graphs"):
-        key = "training.config.use_cuda_graphs"
-        return f"{key}: true", (f"{key}=true",)
-    rows = max(16, int(2 * (found.amount("batch.examples_per_update") or 1)))
-    other = "torch_compile_mode: reduce-overhead"
-    if found.planned("kernels.compile") is False:
-        other = "torch_compile: true"
-    key = "training.config.batch_size"
-    return f"{key}: {rows}, or {other}", (f"{key}={rows}",)
+        key, value = "micro_batch_size", "auto"
+    elif found.padded:
+        key, value = "packing", "true"
+    elif found.planned("kernels.cuda_graphs") is False and not found.requested(
+        "kernels.cuda_graphs"
+    ):
+        key, value = "use_cuda_graphs", "true"
+    else:
+        key = "batch_size"
+        value = str(max(16, int(2 * (found.amount("batch.examples_per_update") or 1))))
+        uncompiled = found.planned("kernels.compile") is False
+        more = "torch_compile: true" if uncompiled else "torch_compile_mode: reduce-overhead"
+        more = f", or {more}"
+    return f"training.config.{key}: {value}{more}", (f"training.config.{key}={value}",)
+
+
+# --- computing -----------------------------------------------------------------------------------
 
 
 def padding_fix(found: Evidence) -> str:
@@ -321,29 +293,27 @@ def free_cores_fix(threads: int, cores: int, others: float) -> str:
 
 
 def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
-    use = step.gpu_utilization
+    use, reached, band = step.gpu_utilization, step.tokens_per_second, found.band
     if step.idle_share is None and use is None:
         why = f"a step takes {span(step.wall)}, but this run does not record where that goes."
         return Verdict(kind="unknown", sentence=f"unknown: {why}")
-    busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
-    rate = f" at {step.tokens_per_second:,.0f} tokens/s" if step.tokens_per_second else ""
     good, more, fix = "compute-bound: good.", "", ""
-    band, reached = found.band, step.tokens_per_second
-    if band is not None and reached is not None and reached < band.acceptable_from:
+    crowded = found.crowded if not found.on_gpu else None
+    padded = ""
+    if found.padding_share is not None:
+        padded = f"{percent(found.padding_share)} of what is computed is padding"
+    if crowded is not None:
+        _, cores, others = crowded
+        good, fix = "compute-bound, on crowded cores.", free_cores_fix(*crowded)
+        more = f", while other processes used {others:.1f} of {cores} cores{found.neighbours}"
+        more += f"; {padded}" if padded else ""
+    elif padded:
+        good, fix = f"compute-bound, but {padded}.", padding_fix(found)
+    elif band is not None and reached is not None and reached < band.acceptable_from:
         part = percent(reached / band.reference)
         good = f"compute-bound, but at {part} of the rate that this card reaches with such a model."
-    if found.padding_share is not None:
-        good = f"compute-bound, but {percent(found.padding_share)} of what is computed is padding."
-        fix = padding_fix(found)
-    crowded = found.crowded if not found.on_gpu else None
-    if crowded is not None:
-        good = "compute-bound, on crowded cores."
-        more = (
-            f", while other processes used {crowded[2]:.1f} of {crowded[1]} cores{found.neighbours}"
-        )
-        fix = free_cores_fix(*crowded)
-        if found.padding_share is not None:
-            more += f"; {percent(found.padding_share)} of what is computed is padding"
+    busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
+    rate = f" at {reached:,.0f} tokens/s" if reached else ""
     device = "GPU" if found.on_gpu else "CPU"
     sentence = f"{good} The {device} computes {busy} of a step's {span(step.wall)}{rate}{more}"
     if found.on_gpu and step.mfu:
@@ -372,25 +342,30 @@ def judge_run(found: Evidence) -> Verdict | None:
     if found.step is None or seconds < max(MIN_PAUSE_SECONDS, spent.training):
         return None
     if name == "start":
-        return _start_bound(found)
+        fix, gain = "train longer, or several experts one after the other on the same machine", None
+        if spent.compiling > spent.loading:
+            fix = "training.config.torch_compile: false (a run this short does not earn the time "
+            fix += "back)"
+            gain = spent.total / max(1e-9, spent.total - spent.compiling)
+        return Verdict(
+            kind="start-bound",
+            sentence=f"start-bound: loading took {span(spent.loading)} and compiling "
+            f"{span(spent.compiling)} of {span(spent.total)}, training only "
+            f"{span(spent.training)}.",
+            fix=fix,
+            gain=gain,
+        )
     kind: Kind = "evaluation-bound" if name == "evaluation" else "saving-bound"
     word = "evaluating" if name == "evaluation" else "saving checkpoints"
-    factor = spent.total / max(1e-9, spent.total - seconds + PAUSE_BUDGET_SHARE * spent.training)
     key, interval = advised_interval(found, "eval" if name == "evaluation" else "saved", seconds)
+    kept = spent.total - seconds + PAUSE_BUDGET_SHARE * spent.training
     return Verdict(
         kind=kind,
         sentence=f"{kind}: {word} took {span(seconds)} of {span(spent.total)} "
         f"({percent(seconds / spent.total)}), training only {span(spent.training)}.",
         fix=f"training.config.{key}: {interval}",
         overrides=(f"training.config.{key}={interval}",),
-        gains=(
-            Gain(
-                what=f"{key}: {interval}",
-                factor=factor,
-                reckoned=f"{span(spent.total)} / ({span(spent.total)} - {span(seconds)} + "
-                f"{percent(PAUSE_BUDGET_SHARE)} of {span(spent.training)})",
-            ),
-        ),
+        gain=spent.total / max(1e-9, kept),
     )
 
 
@@ -402,21 +377,3 @@ def advised_interval(found: Evidence, event: str, seconds: float) -> tuple[str, 
     training = found.anatomy.run.training
     allowed = max(1.0, PAUSE_BUDGET_SHARE * training / (seconds / count)) if seconds else 1.0
     return key, max(1, round(updates / allowed))
-
-
-def _start_bound(found: Evidence) -> Verdict:
-    spent = found.anatomy.run
-    fix = "train longer, or several experts one after the other on the same machine"
-    gains: tuple[Gain, ...] = ()
-    if spent.compiling > spent.loading:
-        fix = "training.config.torch_compile: false (a run this short does not earn the time back)"
-        factor = spent.total / max(1e-9, spent.total - spent.compiling)
-        reckoned = f"{span(spent.total)} / ({span(spent.total)} - {span(spent.compiling)})"
-        gains = (Gain(what="not compiling, at most", factor=factor, reckoned=reckoned),)
-    return Verdict(
-        kind="start-bound",
-        sentence=f"start-bound: loading took {span(spent.loading)} and compiling "
-        f"{span(spent.compiling)} of {span(spent.total)}, training only {span(spent.training)}.",
-        fix=fix,
-        gains=gains,
-    )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from expert.insight.ladder.ladder import Ladder
-from expert.insight.ladder.table import headline
-from expert.insight.page.blocks import Page, Tone
+from expert.core.text import times
+from expert.insight.ladder.ladder import KEPT_STATUSES, MARKS, Ladder, SettingResult
+from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
+from expert.insight.page.comparison import comparison_section
+from expert.insight.page.curves import learning_section, speed_sections
+from expert.insight.page.environment import data_sections, environment_section
 from expert.insight.page.facts import RunFacts
-from expert.insight.page.sections.comparison import comparison_section
-from expert.insight.page.sections.curves import learning_section, speed_sections
-from expert.insight.page.sections.environment import data_sections, environment_section
-from expert.insight.page.sections.events import event_sections
-from expert.insight.page.sections.ladder import ladder_section
-from expert.insight.page.sections.overview import finding_sections, numbers_section
-from expert.insight.page.sections.plan import plan_section
-from expert.insight.page.sections.validation import Validated, validation_sections
+from expert.insight.page.figures import Tone
+from expert.insight.page.numbers import finding_sections, numbers_section
+from expert.insight.page.plan import plan_section
+from expert.insight.page.render import Page, PageSection, make_section
+from expert.insight.page.story import event_sections
+from expert.insight.page.validation import Validated, validation_sections
 
 STATES = {
     "running": "The run is still running; this page shows it as of when the page was made.",
@@ -41,8 +42,8 @@ def make_page(
     ]
     sections = [
         numbers_section(run),
-        *validation_sections(run),  # first, as readers look for the answers
-        *finding_sections(run.findings),
+        *validation_sections(run.record),  # first, as readers look for the answers
+        *finding_sections(run),
         *([comparison_section([run, *others])] if others else []),
         learning_section(run),
         *speed_sections(run),
@@ -60,19 +61,6 @@ def make_page(
         tone=_tone(run),
         reasons=" ".join([*more, _reasons(run)]),
         sections=tuple(sections),
-    )
-
-
-def ladder_page(ladder: Ladder) -> Page:
-    tone: Tone = "warning" if ladder.doubts else "good"
-    return Page(
-        title=ladder.name,
-        subtitle=f"{ladder.model} on {ladder.card} · {ladder.date}",
-        kind="",
-        verdict=f"{headline(ladder)}.",
-        tone="error" if ladder.winner is None else tone,
-        reasons="",
-        sections=(ladder_section(ladder),),
     )
 
 
@@ -128,6 +116,55 @@ def _reasons(run: RunFacts) -> str:
         state += f" validation.json {run.record.outdated}; run expert validate again."
     fixes = [fix for fix in (run.learning.fix, run.verdict.fix) if fix]
     fix = f"What to do: {'; '.join(fixes)}." if fixes else ""
-    gains = "; ".join(str(gain) for gain in run.verdict.gains)
-    gain = f"Expected gain: {gains}." if gains else ""
-    return " ".join(text for text in (state, fix, gain) if text)
+    gain = run.verdict.gain
+    gained = f"Expected gain: up to {times(gain)}." if gain is not None else ""
+    return " ".join(text for text in (state, fix, gained) if text)
+
+
+# --- the result of a benchmark -------------------------------------------------------------------
+
+
+def ladder_page(ladder: Ladder) -> Page:
+    tone: Tone = "warning" if ladder.doubts else "good"
+    return Page(
+        title=ladder.name,
+        subtitle=f"{ladder.model} on {ladder.card} · {ladder.date}",
+        kind="",
+        verdict=f"{headline(ladder)}.",
+        tone="error" if ladder.winner is None else tone,
+        reasons="",
+        sections=(ladder_section(ladder),),
+    )
+
+
+def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> PageSection:
+    """Every setting as a bar; left-out settings are grey, with the reason."""
+    by_gain = ladder.is_compared_with_baseline
+    title = f"{'Speed relative to the baseline' if by_gain else 'Tokens per second'}, by setting"
+    bars = [_bar(setting, by_gain=by_gain) for setting in ladder.rungs]
+    how = [line.replace("`", "") for line in how_measured(ladder)]
+    # A page about the benchmark alone already starts with the headline.
+    head = f"{headline(ladder)}." if run is not None else ""
+    step = run.anatomy.step if run is not None else None
+    rate = step.tokens_per_second if step is not None else None
+    own = f"This run: {rate:,.0f} tokens/s." if rate is not None else ""
+    rows = table_rows(ladder)
+    return make_section("ladder", "Benchmark", head, own, title, bars, COLUMNS, rows, how)
+
+
+def _bar(setting: SettingResult, *, by_gain: bool) -> tuple[str, float | None, str, str, int]:
+    """Name, length, words, note and colour, grey if left out. The length is the speed relative to
+    the baseline: rates were measured at different times, and a busy host makes a better setting
+    look slower."""
+    colour = 1 if setting.status in KEPT_STATUSES else 7
+    if setting.measured is None:
+        word = MARKS[setting.status][1]
+        return setting.name, None, word, setting.because or word, colour
+    rate, gain = setting.measured.tokens_per_second, setting.gain
+    worth = f"{gain:.2f}×" if gain is not None else ""
+    if setting.status == "no difference":
+        worth = "no measurable difference"
+    parts = [worth, f"{rate:,.0f} tokens/s" if by_gain else ""]
+    note = setting.because if colour == 7 else " · ".join(part for part in parts if part)
+    amount = setting.cumulative if by_gain else rate
+    return setting.name, amount, f"{amount:.2f}×" if by_gain else f"{rate:,.0f}", note, colour

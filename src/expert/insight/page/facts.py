@@ -9,12 +9,12 @@ from expert.core.events import Event
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.verdict import Verdict
 from expert.insight.outcome import Outcome
-from expert.insight.page.blocks import Point
-from expert.insight.record import RunRecord, listed
+from expert.insight.page.figures import Point, smoothed
+from expert.insight.record import RunRecord
 from expert.insight.step.anatomy import Anatomy, LogLine, finite, numbers, session_clock
 
-UNKNOWN_SPEED = Verdict(kind="unknown", sentence="")
-UNKNOWN_LEARNING = Outcome(kind="unknown", sentence="")
+MIN_SMOOTHED = 20
+"""Fewer points are readable without smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,12 @@ class RunFacts:
     record: RunRecord
     anatomy: Anatomy
     state: str
-    because: str = ""
-    verdict: Verdict = UNKNOWN_SPEED
-    learning: Outcome = UNKNOWN_LEARNING
-    findings: tuple[Finding, ...] = ()
+    because: str
+    """How the run ended, in words; empty while it runs."""
+    verdict: Verdict
+    learning: Outcome
+    """Whether it learned, as far as its losses show."""
+    findings: tuple[Finding, ...]
     """Worst first."""
 
     @cached_property
@@ -70,21 +72,6 @@ class RunFacts:
         """A value of the log lines by step; None where a line lacks it."""
         return list(zip(self.amounts("step"), self.column(key), strict=True))
 
-    def average(self, key: str) -> float | None:
-        """Over the lines after warm-up, or all if there are no others."""
-        found = numbers([line.event.get(key) for line in self.anatomy.steady])
-        known = [value for value in found if value is not None]
-        return sum(known) / len(known) if known else None
-
-    @cached_property
-    def tokens_per_second(self) -> float | None:
-        """Tokens over the time of their steps, after warm-up."""
-        settled = [line.event for line in self.anatomy.steady]
-        pairs = [numbers([event.get("tokens"), event.get("seconds")]) for event in settled]
-        known = [(tokens, seconds) for tokens, seconds in pairs if tokens and seconds]
-        total = sum(seconds for _, seconds in known)
-        return sum(tokens for tokens, _ in known) / total if total else None
-
     @cached_property
     def last_loss(self) -> tuple[float, float] | None:
         """Step and loss of the last log line with a loss: the mean since the line before, as in the
@@ -93,17 +80,18 @@ class RunFacts:
         return known[-1] if known else None
 
     @cached_property
-    def memory_peak(self) -> tuple[float, str] | None:
-        """The highest memory use seen, and whose it is."""
-        for key, whose in (
-            ("peak_reserved_bytes", "reserved by this run"),
-            ("gpu_process_memory_bytes", "of this process"),
-            ("gpu_memory_bytes", "in use on the card"),
-        ):
-            found = [value for value in self.column(key) if value is not None]
-            if found:
-                return max(found), whose
-        return None
+    def smooth_loss(self) -> list[Point]:
+        """The loss, smoothed if there are enough log lines; each counts by its tokens."""
+        raw = self.points("loss")
+        if len(raw) < MIN_SMOOTHED:
+            return raw
+        return smoothed(raw, [value or 1.0 for value in self.column("targets")])
+
+    @cached_property
+    def memory_peak(self) -> float | None:
+        """The peak of what the run reserved on its card, or on a CPU of its RAM."""
+        sizes = self.column("peak_reserved_bytes" if self.on_gpu else "cpu_peak_memory_bytes")
+        return max((size for size in sizes if size is not None), default=None)
 
     # --- other events ----------------------------------------------------------------------------
 
@@ -141,22 +129,11 @@ class RunFacts:
 
     @cached_property
     def tokens(self) -> float | None:
-        """Tokens so far: the run's own total, else its epochs plus the log lines after them."""
+        """Tokens so far: the run's own total, else those of the log lines."""
         recorded = finite(self.finished.get("tokens"))
         if recorded is not None and self.finished.get("step") == self.updates:
             return recorded
-        epochs = {event.get("epoch"): event for event in self.record.of("epoch")}.values()
-        since = max((finite(event.get("step")) or 0.0 for event in epochs), default=0.0)
-        rest = [event for event in self.steps if (finite(event.get("step")) or 0.0) > since]
-        return sum(finite(event.get("tokens")) or 0.0 for event in (*epochs, *rest)) or None
-
-    @cached_property
-    def skipped_windows(self) -> list[tuple[float, float]]:
-        """First and last step of every window that a rollback skipped."""
-        recorded = [listed(event.get("skipped")) for event in self.record.of("rolled_back")]
-        windows = [numbers(listed(window)) for window in (recorded[-1] if recorded else ())]
-        known = [[edge + 1 for edge in window if edge is not None] for window in windows]
-        return [(window[0], window[1]) for window in known if len(window) == 2]
+        return sum(self.amounts("tokens")) or None
 
     @cached_property
     def clock(self) -> list[float]:

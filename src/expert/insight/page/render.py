@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import time
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from expert import __version__
 from expert.core.files import read_bytes
 from expert.core.secrets import redacted
-from expert.core.text import times, visible
-from expert.insight.page.blocks import LineChart, Page, PageSection
-from expert.insight.page.series import clock_words, listed_values, thinned
+from expert.core.text import gib, loss, span, times, visible
+from expert.insight.page.figures import Figure, Tone, clock_words, listed_values, thinned
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -24,6 +24,28 @@ if TYPE_CHECKING:
 HERE = Path(str(files("expert.insight.page")))
 MAX_TEXT = 2_000
 """Characters shown of one text; a row or an error may have a million."""
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A part of a page with a heading; `html` was made by a template."""
+
+    name: str
+    title: str
+    html: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    title: str
+    subtitle: str
+    kind: str
+    """The verdict in a word, such as data-bound."""
+    verdict: str
+    tone: Tone
+    reasons: str
+    """The text below the verdict."""
+    sections: tuple[PageSection, ...]
 
 
 def shown(value: Any) -> Any:
@@ -50,15 +72,23 @@ def make_environment(*folders: Path, **values: Any) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals |= {"on_board": False, "version": __version__, "clock_words": clock_words}
-    made.globals |= {"times": times, "chart_data": _chart_data, "listed_values": listed_values}
-    made.globals |= values
+    made.filters |= {"gib": gib, "loss": loss, "span": span, "times": times, "clock": clock_words}
+    made.globals |= {"chart_data": _chart_data, "listed_values": listed_values}
+    made.globals |= {"version": __version__, **values}
     return made
 
 
 @cache
 def _environment() -> Environment:
     return make_environment()
+
+
+def make_section(
+    name: str, title: str, *values: Any, layout: str = "", **named: Any
+) -> PageSection:
+    """A section of a page: the macro of sections.html of that name, or called `layout`."""
+    macros: Any = _environment().get_template("sections.html").module
+    return PageSection(name, title, getattr(macros, layout or name)(*values, **named))
 
 
 def page_html(page: Page, *, made: float | None = None) -> str:
@@ -73,18 +103,12 @@ def page_html(page: Page, *, made: float | None = None) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _environment().get_template("report.html").render(
         page=page,
-        script=_harmless(script),
-        style=_harmless(_file("uplot.min.css") + _file("style.css")),
+        script=script,
+        style=_file("uplot.min.css") + _file("style.css"),
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "img-src data:; base-uri 'none'; form-action 'none'",
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(made)),
     )  # fmt: skip
-
-
-def section_html(section: PageSection) -> str:
-    """One section with its heading."""
-    blocks: Any = _environment().get_template("blocks.html").module
-    return str(blocks.section(section))
 
 
 @cache
@@ -92,26 +116,18 @@ def _file(name: str) -> str:
     return read_bytes(HERE / name).decode("utf-8")
 
 
-def _harmless(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)
-
-
-def _chart_data(chart: LineChart) -> Any:
+def _chart_data(figure: Figure) -> str:
     """A line chart for charts.js, as JSON for an attribute."""
-    from markupsafe import escape
-
     series = []
-    for line in chart.series:
+    for line in figure.series:
         points = thinned(line.points)
         series.append({
             "name": shown(line.name), "colour": line.colour, "look": line.look,
             "x": [_short(x) for x, _ in points], "y": [_short(y) for _, y in points],
         })  # fmt: skip
-    facts = {key: getattr(chart, key) for key in
+    facts = {key: getattr(figure, key) for key in
              ("x_name", "x_unit", "unit", "from_zero", "log", "stacked")}  # fmt: skip
-    return escape(json.dumps({**facts, "series": series}, separators=(",", ":")))
+    return json.dumps({**facts, "series": series}, separators=(",", ":"))
 
 
 def _short(number: float | None) -> float | None:

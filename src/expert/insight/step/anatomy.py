@@ -7,8 +7,8 @@ dominate; anything a run did not record is None.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -88,9 +88,6 @@ class StepAnatomy:
         seconds = self.exposed_copy if phase == "copy" else self.of(phase)
         return seconds / self.wall if self.wall > 0 else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "wall": self.wall, "idle_share": self.idle_share}
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
@@ -111,9 +108,6 @@ class RunTimes:
     def rest(self) -> float:
         known = self.start + self.training + self.evaluating + self.saving
         return max(0.0, self.total - known)
-
-    def as_dict(self) -> dict[str, float]:
-        return {**asdict(self), "rest": self.rest}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +130,13 @@ class Anatomy:
     @cached_property
     def steady(self) -> list[LogLine]:
         """The lines that medians are taken over: those after warm-up, or all if there are none."""
-        return _steady(self.lines)
+        return [line for line in self.lines if line.settled] or list(self.lines)
 
 
 def dissect(run: RunRecord) -> Anatomy:
     """Where the time of a run and of its steps went."""
     lines = list(log_lines(run.events))
-    step = average_step(lines, on_gpu=run.on_gpu)
+    step = average_step(Anatomy(lines=lines).steady, on_gpu=run.on_gpu)
     usual = step.wall if step is not None and step.settled else 0.0
     return Anatomy(run=run_times(run.events, usual), step=step, lines=lines)
 
@@ -166,37 +160,34 @@ def log_lines(events: Sequence[Event]) -> Iterator[LogLine]:
             before = int(step)
 
 
-def _steady(lines: Sequence[LogLine]) -> list[LogLine]:
-    return [line for line in lines if line.settled] or list(lines)
-
-
-def average_step(lines: Sequence[LogLine], *, on_gpu: bool) -> StepAnatomy | None:
+def average_step(chosen: Sequence[LogLine], *, on_gpu: bool) -> StepAnatomy | None:
     """The median step; None if no line has its time."""
-    chosen = _steady(lines)
-    walls = per_update(chosen, "seconds")
-    if not walls:
+
+    def usual(name: str) -> float | None:
+        found = per_update(chosen, name)
+        return statistics.median(found) if found else None
+
+    wall = usual("seconds")
+    if wall is None:
         return None
-    phases = {name: per_update(chosen, f"time_{name}") for name in PHASES}
-    times = {name: statistics.median(found) for name, found in phases.items() if found}
-    beside = on_gpu  # packed batches are copied on a separate stream
-    together = sum(s for name, s in times.items() if not (beside and name == "copy"))
-    wall = statistics.median(walls)
-    timed_at_all = bool(times)
-    if not timed_at_all:  # an old or damaged run: only the total is known
+    known = {name: usual(f"time_{name}") for name in PHASES}
+    times = {name: seconds for name, seconds in known.items() if seconds is not None}
+    # Packed batches are copied to a card on a separate stream.
+    together = sum(s for name, s in times.items() if not (on_gpu and name == "copy"))
+    is_timed = bool(times)
+    if not is_timed:  # an old or damaged run: only the total is known
         times = {"update": wall}
     elif wall > together:  # time between steps: logging, Python, a waiting device
         times["other"] = times.get("other", 0.0) + wall - together
-    feed = per_update(chosen, "time_feed")
     use = median(chosen, "gpu_utilization")
-    tokens = per_update(chosen, "tokens")
     return StepAnatomy(
         phases=times,
-        copies_beside=beside,
-        feed=statistics.median(feed) if feed else None,
+        copies_beside=on_gpu,
+        feed=usual("time_feed"),
         updates=sum(line.updates for line in chosen),
         settled=any(line.settled for line in chosen),
-        timed=timed_at_all,
-        tokens=statistics.median(tokens) if tokens else None,
+        timed=is_timed,
+        tokens=usual("tokens"),
         tokens_per_second=median(chosen, "tokens_per_second"),
         samples_per_second=median(chosen, "samples_per_second"),
         mfu=median(chosen, "mfu"),
@@ -208,14 +199,14 @@ def average_step(lines: Sequence[LogLine], *, on_gpu: bool) -> StepAnatomy | Non
 
 def per_update(lines: Sequence[LogLine], name: str) -> list[float]:
     """A sum of each line, divided by its steps."""
-    found = zip(numbers([line.event.get(name) for line in lines]), lines, strict=True)
-    return [value / line.updates for value, line in found if value is not None]
+    known = [(number(line.event, name), line.updates) for line in lines]
+    return [value / updates for value, updates in known if value is not None]
 
 
 def median(lines: Sequence[LogLine], name: str) -> float | None:
-    values = numbers([line.event.get(name) for line in lines])
+    values = [number(line.event, name) for line in lines]
     known = [value for value in values if value is not None]
-    return float(statistics.median(known)) if known else None
+    return statistics.median(known) if known else None
 
 
 def number(event: Mapping[str, Any], name: str) -> float | None:
@@ -224,22 +215,14 @@ def number(event: Mapping[str, Any], name: str) -> float | None:
 
 
 def finite(value: object) -> float | None:
-    """A number below MOST; None for anything else."""
-    if type(value) is float:  # nearly always; a page asks millions of times
-        return value if -MAX_NUMBER < value < MAX_NUMBER else None
+    """A number below MAX_NUMBER; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if -MAX_NUMBER < value < MAX_NUMBER else None
 
 
-def numbers(values: list[Any]) -> list[float | None]:
-    """Every value as a finite number or None; fast in the usual cases, all numbers or none. Files
-    hold no NaN."""
-    kinds = set(map(type, values))
-    if kinds <= {type(None)}:
-        return values
-    if kinds <= {float, int} and -MAX_NUMBER < min(values) <= max(values) < MAX_NUMBER:
-        return values
+def numbers(values: Iterable[object]) -> list[float | None]:
+    """Every value as a finite number or None."""
     return [finite(value) for value in values]
 
 

@@ -2,8 +2,8 @@
 
 The reference is a share of the card's peak, from the table of rates in planning/choose/rates.py:
 measured on an H200, an estimate on other cards, which is stated. The thresholds follow a guide to
-the RTX 4080 Super with the character GPT: 1500 samples a second are good there, 2000 excellent,
-1000 acceptable, below 500 something is wrong.
+the RTX 4080 Super with the character GPT: 1500 samples a second are good there, 1000 acceptable,
+below 500 something is wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from expert.planning.choose.rates import MEASURED_CARD, is_measured_size, share_of_peak
 
-WRONG, ACCEPTABLE, EXCELLENT = 500 / 1500, 1000 / 1500, 2000 / 1500
+WRONG, ACCEPTABLE = 500 / 1500, 1000 / 1500
 MIN_PARAMETERS = 67e6
 """Half the size of the smallest model in the table: below, launches and not the peak decide."""
 
@@ -27,7 +27,6 @@ class Band:
     because: str
     wrong_below: float
     acceptable_from: float
-    excellent_from: float
 
 
 def expected_band(
@@ -47,13 +46,11 @@ def expected_band(
     share = share_of_peak(parameters, compiled=True, characters=characters)
     measured = card == MEASURED_CARD and (characters or is_measured_size(parameters))
     kind = "measured" if measured else "an estimate"
-    because = f"{kind}: {share:.0%} of the card's peak, as models of this size reach on an H200"
     reference = share * peak_flops / flops_per_token
     return Band(
         reference=reference,
         measured=measured,
-        because=because,
+        because=f"{kind}: {share:.0%} of the card's peak, as models of this size reach on an H200",
         wrong_below=reference * WRONG,
         acceptable_from=reference * ACCEPTABLE,
-        excellent_from=reference * EXCELLENT,
     )

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -70,14 +70,14 @@ class StartedCommand:
         return code if isinstance(code, int) else None
 
     @property
+    def is_running(self) -> bool:
+        return is_running_process(self.holder)
+
+    @property
     def state(self) -> str:
         if self.exit_code is None and self.is_running:
             return "running"
         return {0: "finished", None: "ended"}.get(self.exit_code, "failed")
-
-    @property
-    def is_running(self) -> bool:
-        return is_running_process(self.holder)
 
     def output(self) -> str:
         """The end of its log."""
@@ -116,14 +116,11 @@ class Jobs:
                     )  # fmt: skip
 
     def all(self) -> list[StartedCommand]:
+        """The newest first."""
         return sorted(self._known.values(), key=lambda job: job.holder.since, reverse=True)
 
     def get(self, name: str) -> StartedCommand | None:
         return self._known.get(name)
-
-    def of(self, subject: str) -> list[StartedCommand]:
-        """Commands of one run or manifest, newest first."""
-        return [job for job in self.all() if job.subject == subject]
 
     def start(self, what: str, command: Sequence[str], found: BoardItem) -> StartedCommand:
         """Start `expert COMMAND`, about a run or a manifest, as a process independent of the
@@ -131,9 +128,7 @@ class Jobs:
         with self._lock:
             running = [job for job in self._known.values() if job.is_running]
             if len(running) >= MAX_RUNNING:
-                raise ActionRefused(
-                    f"{len(running)} commands are running already  (stop one, or wait)"
-                )
+                raise ActionRefused(f"{MAX_RUNNING} commands are running already  (stop one)")
             if any(job.subject == found.id and job.what == what for job in running):
                 raise ActionRefused(f"expert {what} of {found.name} is running already")
             folder = found.root / FOLDER
@@ -142,11 +137,7 @@ class Jobs:
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
             with open(open_plain(folder / f"{name}.log", flags, 0o600), "wb") as log:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "expert", *command], stdin=subprocess.DEVNULL,
-                    stdout=log, stderr=subprocess.STDOUT, env=environment(),
-                    start_new_session=True,  # not affected by the board's terminal
-                )  # fmt: skip
+                process = spawn(command, log)
             holder = Holder(pid=process.pid, host=socket.gethostname(),
                             since=time.strftime("%Y-%m-%d %H:%M:%S"),
                             process=process_of(process.pid))  # fmt: skip
@@ -202,19 +193,16 @@ def interrupt(holder: Holder) -> None:
     immediately. Another process with the same pid gets no signal."""
     if holder.host != socket.gethostname():
         raise ActionRefused(f"it is running on {holder.host}: stop it there")
-    opened = None
     try:
-        opened = os.pidfd_open(holder.pid)  # stays that process, whatever gets its number
-        if not is_running_process(holder) or holder.pid == os.getpid():
-            raise ActionRefused("it is no longer running")
-        signal.pidfd_send_signal(opened, signal.SIGINT)
+        # The descriptor stays that process, whatever gets its number.
+        with open(os.pidfd_open(holder.pid), "rb", buffering=0) as opened:
+            if not is_running_process(holder) or holder.pid == os.getpid():
+                raise ActionRefused("it is no longer running")
+            signal.pidfd_send_signal(opened.fileno(), signal.SIGINT)
     except ProcessLookupError:
         raise ActionRefused("it is no longer running") from None
     except PermissionError:
         raise ActionRefused(f"{holder.name} belongs to another user") from None
-    finally:
-        if opened is not None:
-            os.close(opened)
 
 
 def stop_run(run: Path) -> None:
@@ -235,6 +223,14 @@ def launcher_of(rank: Holder) -> Holder:
         if parent is not None and "train" in parent.cmdline():
             return replace(rank, pid=parent.pid, process=process_of(parent.pid))
     return rank
+
+
+def spawn(words: Sequence[str], log: IO[bytes], **env: str) -> subprocess.Popen[bytes]:
+    """`expert WORDS` as a process that the board's terminal does not affect."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "expert", *words], stdin=subprocess.DEVNULL, stdout=log,
+        stderr=subprocess.STDOUT, env={**environment(), **env}, start_new_session=True,
+    )  # fmt: skip
 
 
 def environment() -> dict[str, str]:

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any, Literal
 from expert.core.files import open_regular
 from expert.core.rundir import RunFolder
 from expert.core.text import duration
-from expert.jobs.board.actions import TAIL_BYTES, ActionRefused, environment
+from expert.jobs.board.actions import TAIL_BYTES, ActionRefused, spawn
 from expert.jobs.board.folders import BoardItem
 from expert.parallel.launch import FOLLOWED
 from expert.run.stored.choose_checkpoint import FINAL, states
@@ -47,10 +46,7 @@ class ServeProcess:
         self._log = Path(self._folder.name) / "log"
         more = {"EXPERT_SERVE_TOKEN": self.token, FOLLOWED: str(os.getpid())}
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "expert", *words], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, env={**environment(), **more}, start_new_session=True,
-            )  # fmt: skip
+            self.process = spawn(words, log, **more)
         threading.Thread(target=self._watch, daemon=True).start()
 
     @property

@@ -37,10 +37,13 @@ MAX_TAGS, TAG_LENGTH, NOTE_LENGTH = 12, 40, 4_000
 class BoardItem:
     """A run folder or a manifest below a root."""
 
-    id: str
     kind: Kind
     path: Path
     root: Path
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:12]
 
     @property
     def name(self) -> str:
@@ -85,11 +88,8 @@ class BoardFolders:
         took = time.monotonic() - began
         self._next_search = began + max(SEARCH_SECONDS, took / SEARCH_SHARE)
 
-    def runs(self) -> list[BoardItem]:
-        return [found for found in self.found.values() if found.kind == "run"]
-
-    def manifests(self) -> list[BoardItem]:
-        return [found for found in self.found.values() if found.kind == "manifest"]
+    def of_kind(self, kind: Kind) -> list[BoardItem]:
+        return [found for found in self.found.values() if found.kind == kind]
 
     def get(self, name: str, kind: Kind) -> BoardItem | None:
         """The run or manifest with this id; None if it does not exist or is behind a link."""
@@ -110,7 +110,7 @@ class BoardFolders:
                 return
             run = RunFolder(folder)
             if run.events.is_file() or (run.was_started and run.environment.is_file()):
-                yield BoardItem(_name_of(folder), "run", folder, root)
+                yield BoardItem("run", folder, root)
                 continue
             try:  # files and folders by name, and whether each is a folder; links are skipped
                 with os.scandir(folder) as entries:
@@ -120,7 +120,7 @@ class BoardFolders:
                 continue
             for name in FILE_NAMES[:3]:  # config.yaml may belong to anything
                 if name in inside and not inside[name]:
-                    yield BoardItem(_name_of(folder / name), "manifest", folder / name, root)
+                    yield BoardItem("manifest", folder / name, root)
                     break
             if depth < DEPTH:
                 folders = [name for name, is_dir in inside.items() if is_dir and name[0] != "."]
@@ -134,10 +134,6 @@ def is_inside(path: Path, root: Path) -> bool:
         return path.resolve(strict=True) == path and path.is_relative_to(root)
     except (OSError, RuntimeError):
         return False
-
-
-def _name_of(path: Path) -> str:
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
 
 
 # --- tags and notes of a run ---------------------------------------------------------------------

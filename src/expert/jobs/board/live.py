@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 TICK_SECONDS = 1.0
@@ -16,8 +17,6 @@ KEPT_SECONDS = 20.0
 HEARTBEAT_SECONDS = 15.0
 MAX_STREAMS = 40
 """Largest number of tabs with live updates."""
-SERVER_ID = secrets.token_hex(4)
-"""Identifies this server: versions of an earlier one do not count."""
 
 
 class Throttle:
@@ -44,97 +43,81 @@ class View:
 
     def __init__(self) -> None:
         self.parts: dict[str, tuple[int, str]] = {}
-        self.version = 0
+        """Each element with the time of its last change, which a restarted server exceeds."""
         self.streams = 0
         self.used = time.monotonic()
-        self.changed = asyncio.Event()
+        self._next_refresh = 0.0
+        self._lock = threading.Lock()
 
-    def refresh(self) -> dict[str, str]:
-        """Elements that may have changed, at first all; called in a thread."""
+    def elements(self) -> dict[str, str]:
+        """Elements that may have changed, at first all."""
         raise NotImplementedError
 
-    def put(self, fresh: dict[str, str]) -> None:
-        changed = {name: html for name, html in fresh.items()
-                   if name not in self.parts or self.parts[name][1] != html}  # fmt: skip
-        if not changed:
-            return
-        self.version += 1
-        for name, html in changed.items():
-            self.parts[name] = (self.version, html)
-        self.changed.set()
-        self.changed = asyncio.Event()
+    def refresh(self) -> None:
+        """Make the elements again, at most once a second; called in a thread, by every tab."""
+        with self._lock:
+            if time.monotonic() < self._next_refresh:
+                return
+            now, parts = time.time_ns(), dict(self.parts)
+            for name, html in self.elements().items():
+                if name not in parts or parts[name][1] != html:
+                    parts[name] = (now, html)
+            self.parts = parts  # replaced as a whole: streams read it meanwhile
+            self._next_refresh = time.monotonic() + TICK_SECONDS
 
     def html(self, name: str) -> str:
         return self.parts[name][1] if name in self.parts else ""
 
     @property
-    def seen(self) -> str:
-        """The version of a page that shows all elements."""
-        return f"{SERVER_ID}.{self.version}"
+    def seen(self) -> int:
+        """The time of the last change: a page made now shows all elements."""
+        return max((at for at, _ in self.parts.values()), default=0)
 
 
 class Hub:
-    """The views that tabs show, each with a task that refreshes it."""
+    """The views that tabs show."""
 
     def __init__(self) -> None:
         self.views: dict[str, View] = {}
         self.streams = 0
         self.closing = asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
 
     async def view(self, key: str, make: Callable[[], View]) -> View:
         """The view of that key, with all its elements."""
-        async with self._opening.setdefault(key, asyncio.Lock()):
-            view = self.views.get(key)
-            if view is None:
-                view = make()
-                view.put(await asyncio.to_thread(view.refresh))
-                self.views[key] = view
-                self._tasks[key] = asyncio.create_task(self._follow(key, view))
-            view.used = time.monotonic()
-            return view
-
-    async def _follow(self, key: str, view: View) -> None:
-        try:
-            while view.streams or time.monotonic() - view.used < KEPT_SECONDS:
-                await asyncio.sleep(TICK_SECONDS)
-                view.put(await asyncio.to_thread(view.refresh))
-        finally:
-            self.views.pop(key, None)
-            self._tasks.pop(key, None)
+        now = time.monotonic()
+        for name, view in list(self.views.items()):
+            if not view.streams and now - view.used > KEPT_SECONDS:
+                del self.views[name]
+        if key not in self.views:
+            self.views[key] = make()
+        view = self.views[key]
+        view.used = now
+        await asyncio.to_thread(view.refresh)
+        return view
 
     async def stream(self, view: View, seen: str) -> AsyncIterator[bytes]:
-        """Server-sent events with the elements that changed since `seen`, in their newest state."""
-        server, _, number = seen.partition(".")
-        known = int(number) if server == SERVER_ID and number.isdigit() else 0
+        """Server-sent events with the elements that changed since `seen`, in their newest state.
+        If making them fails the stream ends, and the page connects again."""
+        known, sent = int(seen) if seen.isdigit() else 0, time.monotonic()
         self.streams += 1
         view.streams += 1
         try:
             yield b"retry: 2000\n\n"
-            # A view whose refresh failed is gone; the page then connects again to a new one.
-            while not self.closing.is_set() and view in self.views.values():
-                waiting, version = view.changed, view.version
-                fresh = {name: html for name, (at, html) in view.parts.items() if at > known}
+            while not self.closing.is_set():
+                await asyncio.to_thread(view.refresh)
+                parts, now = view.parts, time.monotonic()
+                fresh = {name: html for name, (at, html) in parts.items() if at > known}
                 if fresh:
-                    data = json.dumps({"seen": view.seen, "parts": fresh})
+                    known, sent = max(at for at, _ in parts.values()), now
+                    data = json.dumps({"seen": str(known), "parts": fresh})
                     yield f"data: {data}\n\n".encode()
-                known = version
-                if not await self._wait(waiting):
+                elif now - sent > HEARTBEAT_SECONDS:
+                    sent = now
                     yield b": still here\n\n"
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_SECONDS):
+                        await self.closing.wait()
         finally:
             self.streams -= 1
             view.streams -= 1
             view.used = time.monotonic()
-
-    async def _wait(self, changed: asyncio.Event) -> bool:
-        """Wait for a change, the end of the server, or the time of a heartbeat (False)."""
-        waits = [asyncio.ensure_future(event.wait()) for event in (changed, self.closing)]
-        try:
-            done, _ = await asyncio.wait(
-                waits, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            return bool(done)
-        finally:
-            for wait in waits:
-                wait.cancel()

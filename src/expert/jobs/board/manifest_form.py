@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
 from expert.core.links import open_plain, refuse_links
 from expert.core.process import run_program
 from expert.core.text import duration_range, gib
-from expert.insight.page.blocks import Block, Tile, Tiles, Words
-from expert.insight.page.sections.plan import plan_section
+from expert.insight.page.plan import plan_section
 from expert.insight.record import RunRecord, mapping
 from expert.insight.step.anatomy import finite
 from expert.jobs.board.actions import FOLDER, ActionRefused, environment
@@ -54,7 +53,6 @@ MOST_SET, LONGEST_VALUE, LONGEST_OBJECT = 60, 400, 20_000
 MAX_BYTES = 2 * 2**30
 IDLE_SECONDS = 20.0
 _SHORT = re.compile(r"^(training\.((config|dataset|decoding)\.)?|base_models\[0\]\.)")
-_ENTRY = r"[^.\[\]=]{1,80}"
 _GPU = re.compile(r"[\w. -]{1,60}")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,60}")
 _MODEL = re.compile(r"[A-Za-z0-9][\w./-]{0,120}")
@@ -62,21 +60,24 @@ _turns = threading.BoundedSemaphore(MAX_RUNNING)
 
 
 @cache
-def keys() -> list[tuple[re.Pattern[str], KeyHelp]]:
-    """All keys of the schema with a pattern of their paths in `--set`: entries of lists by number,
-    those of objects by name."""
-    patterns = []
-    for key in explain():
-        if key.path not in SECTIONS:
-            path = re.escape(key.path).replace(r"\[\]", r"\[\d{1,3}\]")
-            patterns.append((re.compile(path.replace("<name>", _ENTRY)), key))
-    return patterns
+def keys() -> dict[str, KeyHelp]:
+    """The keys that have a field, by path as in `--set`: all but those of entries of lists and
+    objects, which are written as a whole; of several base models the first, which is trained."""
+    found = {key.path.replace("base_models[]", "base_models[0]"): key for key in explain()}
+    return {path: key for path, key in found.items()
+            if path not in SECTIONS and not re.search(r"\[\]|<name>", path)}  # fmt: skip
 
 
-def manifest_page(found: BoardItem, written: Mapping[str, Any]) -> str:
+def manifest_page(found: BoardItem) -> str:
     """The form; the script requests the plan and the rows."""
-    fields = {path: _field(path, key, value) for _, key in keys()
-              for path, value in _places(key.path, written)}  # fmt: skip
+    from expert.manifest.reader import read_manifest
+
+    try:
+        read = read_manifest(found.path)
+        written = read.manifest.model_dump(mode="json", exclude_unset=True)
+    except (ExpertError, OSError):  # the plan shows the problem
+        written = {}
+    fields = {path: _field(path, key, _value(written, path)) for path, key in keys().items()}
     first = [fields.pop(f"{CONFIG}{name}") for name in SHOWN_KEYS]
     groups = []
     for prefix, title in GROUPS:
@@ -86,34 +87,14 @@ def manifest_page(found: BoardItem, written: Mapping[str, Any]) -> str:
                 cards=CARDS)  # fmt: skip
 
 
-def manifest_values(manifest: Path) -> dict[str, Any]:
-    """The manifest in the newest format; empty if it cannot be read."""
-    from expert.manifest.reader import read_manifest
-
-    try:
-        return read_manifest(manifest).manifest.model_dump(mode="json", exclude_unset=True)
-    except (ExpertError, OSError):  # the plan shows the problem
-        return {}
-
-
-def _places(path: str, written: Any) -> Iterator[tuple[str, Any]]:
-    """The paths and values of a key in a manifest, once per entry of a list or object; of several
-    base models, only the first, which is trained."""
-    head, mark, rest = re.split(r"(\[\]|\.<name>|$)", path, maxsplit=1)
-    for key in head.split("."):
-        written = written.get(key) if isinstance(written, Mapping) else None
-    if not mark:
-        yield path, written
-        return
-    if mark == "[]":
-        entries = {f"[{number}]": entry for number, entry in enumerate(written or ())}
-    else:
-        entries = {f".{name}": entry for name, entry in (written or {}).items()}
-    if head == "base_models":
-        entries = {"[0]": entries.get("[0]")}
-    for entry, inside in entries.items():
-        for below, value in _places(rest[1:], inside):
-            yield f"{head}{entry}.{below}", value
+def _value(written: Any, path: str) -> Any:
+    """What the manifest says at this path; None if it says nothing."""
+    for key in path.replace("[0]", ".0").split("."):
+        if isinstance(written, list):
+            written = written[0] if written else None
+        else:
+            written = mapping(written).get(key)
+    return written
 
 
 def _field(path: str, key: KeyHelp, written: Any) -> dict[str, Any]:
@@ -145,7 +126,7 @@ def set_options(given: Mapping[str, Any]) -> list[str]:
         raise ActionRefused("settings: expected an object of keys and values")
     words = []
     for path, value in sorted(changed.items()):  # an object before its keys
-        key = next((key for pattern, key in keys() if pattern.fullmatch(path)), None)
+        key = keys().get(path)
         is_object = key is not None and "object" in key.expected
         most = LONGEST_OBJECT if is_object else LONGEST_VALUE
         if key is None or not isinstance(value, str) or len(value) > most:
@@ -182,30 +163,27 @@ def plan_html(manifest: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         wrong = [path for path in given.get("set", {})
                  if re.search(rf"^{re.escape(path)}([.\[]|$)", about, re.MULTILINE)]  # fmt: skip
         return {"html": part("log", problems), "wrong": wrong}
-    blocks = [*_summary(plan), *plan_section(RunRecord(plan=plan)).inside]
-    return {"html": part("plan", blocks), "wrong": []}
+    section = plan_section(RunRecord(plan=plan))
+    return {"html": part("plan", *_summary(plan), section.html), "wrong": []}
 
 
-def _summary(plan: dict[str, Any]) -> list[Block]:
+def _summary(plan: dict[str, Any]) -> tuple[str, str, list[tuple[str, str, str]]]:
+    """Whether the run fits, the tone of that, and the numbers with their notes."""
     memory, length = mapping(plan.get("memory")), mapping(plan.get("length"))
     cards = []
     peak, budget = finite(memory.get("peak_bytes")), finite(memory.get("budget_bytes"))
     if peak is not None:
-        note = f"of {gib(budget)}" if budget else ""
-        cards.append(Tile(name="Memory", value=gib(peak), note=note))
+        cards.append(("Memory", gib(peak), f"of {gib(budget)}" if budget else ""))
     steps = finite(length.get("total_steps"))
     if steps is not None:
-        note = f"{length.get('epochs')} epochs"
-        cards.append(Tile(name="Steps", value=f"{steps:,.0f}", note=note))
+        cards.append(("Steps", f"{steps:,.0f}", f"{length.get('epochs')} epochs"))
     times = length.get("expected_seconds")
     if isinstance(times, list) and len(times) == 2:
-        cards.append(Tile(name="Time", value=duration_range(*times), note="estimate"))
+        cards.append(("Time", duration_range(*times), "estimate"))
     target, fits = str(plan.get("target") or ""), memory.get("fits")
-    words = Words(text=f"Whether it fits {target} is unknown.", tone="note")
-    if isinstance(fits, bool):
-        words = Words(text=f"{'Fits' if fits else 'Does not fit'} {target}.",
-                      tone="good" if fits else "error")  # fmt: skip
-    return [words, Tiles(cards=tuple(cards))]
+    if not isinstance(fits, bool):
+        return f"Whether it fits {target} is unknown.", "note", cards
+    return f"{'Fits' if fits else 'Does not fit'} {target}.", "good" if fits else "error", cards
 
 
 def rows_html(manifest: Path) -> str:

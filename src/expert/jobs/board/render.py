@@ -21,7 +21,7 @@ STATE_TONES = {
 @cache
 def environment() -> Environment:
     folder = Path(str(files("expert.jobs.board"))) / "templates"
-    return make_environment(folder, on_board=True, state_tones=STATE_TONES)
+    return make_environment(folder, state_tones=STATE_TONES)
 
 
 def page(name: str, title: str, *, read_only: bool = False, here: str = "", **values: Any) -> str:

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from expert.core.rundir import RunFolder
+from expert.insight.page.comparison import comparison_section
 from expert.jobs.board.actions import (
     ActionRefused,
     StartedCommand,
@@ -23,12 +24,11 @@ from expert.jobs.board.actions import (
     trainer_of,
 )
 from expert.jobs.board.board import Board
-from expert.jobs.board.folders import BoardItem, Kind, notes_in, read_notes, write_notes
-from expert.jobs.board.live import MAX_STREAMS
+from expert.jobs.board.folders import BoardItem, notes_in, read_notes, write_notes
+from expert.jobs.board.live import MAX_STREAMS, View
 from expert.jobs.board.manifest_form import (
     make_expert,
     manifest_page,
-    manifest_values,
     plan_html,
     remove_upload,
     rows_html,
@@ -37,15 +37,13 @@ from expert.jobs.board.manifest_form import (
 )
 from expert.jobs.board.render import page
 from expert.jobs.board.summaries import newest_first
-from expert.jobs.board.views import ChatView, JobView, ListView, RunView, compare_page
+from expert.jobs.board.views import ChatView, JobView, ListView, RunView
 from expert.jobs.serve.body import RequestError, read_body
 from expert.run.stored.choose_checkpoint import states
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-Opening = tuple[str, Callable[[], Any]]
-"""The key of a view, and how to create it."""
 MAX_COMPARED = 6
 SHOWN_JOBS = 20
 MAX_BODY_BYTES = 256 * 1024
@@ -81,37 +79,9 @@ def _board(request: Request, *, writable: bool = False) -> Board:
     return board
 
 
-def _found(request: Request, kind: Kind) -> BoardItem:
-    """The run or manifest in the request's path."""
-    return _board(request).get(request.path_params["id"], kind)
-
-
 async def _body(request: Request) -> dict[str, Any]:
     """The JSON object of a POST."""
     return await read_body(request, most=MAX_BODY_BYTES, seconds=BODY_SECONDS)
-
-
-# --- views ---------------------------------------------------------------------------------------
-
-
-def _list_view(request: Request) -> Opening:
-    board = _board(request)
-    return "runs", partial(ListView, board.places, board.summaries, read_only=board.read_only)
-
-
-def _run_view(request: Request) -> Opening:
-    found = _found(request, "run")
-    return f"run {found.id}", partial(RunView, found, _board(request).summaries)
-
-
-def _chat_view(request: Request) -> Opening:
-    found = _board(request, writable=True).get(request.path_params["id"], "run")
-    return f"chat {found.id}", partial(ChatView, found, _board(request).chat)
-
-
-def _job_view(request: Request) -> Opening:
-    board, job = _board(request), _job_of(request)
-    return f"job {job.id}", partial(JobView, job, board.places, read_only=board.read_only)
 
 
 def _job_of(request: Request) -> StartedCommand:
@@ -121,66 +91,88 @@ def _job_of(request: Request) -> StartedCommand:
     return job
 
 
-VIEWS = {"runs": _list_view, "run": _run_view, "job": _job_view, "chat": _chat_view}
+# --- views ---------------------------------------------------------------------------------------
+
+
+async def _view(request: Request, kind: str, name: str = "") -> View:
+    """The view of this kind, of what the path or `name` names."""
+    board, name = (
+        _board(request, writable=kind == "chat"),
+        name or request.path_params.get("id", ""),
+    )
+    make: Callable[[], View]
+    match kind:
+        case "runs":
+            make = partial(ListView, board.places, board.summaries, read_only=board.read_only)
+        case "run":
+            make = partial(RunView, board.get(name, "run"), board.summaries)
+        case "chat":
+            make = partial(ChatView, board.get(name, "run"), board.chat)
+        case "job":
+            make = partial(JobView, _job_of(request), board.places, read_only=board.read_only)
+        case _:
+            raise RequestError(404, "There is no such page.")
+    return await board.hub.view(f"{kind} {name}", make)
 
 
 async def _live(request: Request) -> Response:
     """Stream a view as server-sent events."""
     hub = _board(request).hub
-    kind = request.path_params.get("kind", "runs")
-    if kind not in VIEWS:
-        raise RequestError(404, "There is no such page.")
-    key, make = VIEWS[kind](request)
+    view = await _view(request, request.path_params.get("kind", "runs"))
     if request.method == "HEAD":  # asks whether the board is up; a stream would not end
         return Response(media_type="text/event-stream")
     if hub.streams >= MAX_STREAMS:
         raise RequestError(503, "Too many pages are open.")
-    events = hub.stream(await hub.view(key, make), request.query_params.get("seen", ""))
+    events = hub.stream(view, request.query_params.get("seen", ""))
     return StreamingResponse(events, media_type="text/event-stream")
+
+
+async def _searched_run(request: Request, name: str) -> RunView:
+    """The view of a run, after searching for new runs."""
+    await asyncio.to_thread(_board(request).places.search)
+    view = await _view(request, "run", name)
+    assert isinstance(view, RunView)
+    return view
 
 
 # --- pages ---------------------------------------------------------------------------------------
 
 
 async def _list(request: Request) -> Response:
-    board = _board(request)
-    view = await board.hub.view(*_list_view(request))
-    return HTMLResponse(page("runs", "Runs", here="runs", read_only=board.read_only, view=view))
+    read_only, view = _board(request).read_only, await _view(request, "runs")
+    return HTMLResponse(page("runs", "Runs", here="runs", read_only=read_only, view=view))
 
 
 async def _run(request: Request) -> Response:
-    board = _board(request)
-    view = await _searched(board, request.path_params["id"])
+    board, view = _board(request), await _searched_run(request, request.path_params["id"])
     found = view.found
     state = (await run_in_threadpool(board.summaries.of, found)).state
+    jobs = [job for job in board.jobs.all() if job.subject == found.id]
     html = page("run", found.name, read_only=board.read_only, found=found, view=view, state=state,
-                notes=read_notes(found.path), jobs=board.jobs.of(found.id))  # fmt: skip
+                notes=read_notes(found.path), jobs=jobs)  # fmt: skip
     return HTMLResponse(html)
 
 
 async def _compare(request: Request) -> Response:
-    board = _board(request)
+    """Several runs on the same axes, as `expert report --compare` shows them."""
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(names) <= MAX_COMPARED:
         raise RequestError(400, f"Select 2 to {MAX_COMPARED} runs to compare.")
-    views = [await _searched(board, name) for name in names]
-    html = await run_in_threadpool(compare_page, views, read_only=board.read_only)
-    return HTMLResponse(html)
+    views = [await _searched_run(request, name) for name in names]
 
+    def compared() -> str:
+        section = comparison_section([view.diagnosis() for view in views])
+        runs, read_only = [view.found for view in views], _board(request).read_only
+        title = f"{len(views)} runs compared"
+        return page("compare", title, section=section, read_only=read_only, runs=runs)
 
-async def _searched(board: Board, name: str) -> RunView:
-    """The view of a run, after searching for new runs."""
-    await asyncio.to_thread(board.places.search)
-    found = board.get(name, "run")
-    view = await board.hub.view(f"run {name}", partial(RunView, found, board.summaries))
-    assert isinstance(view, RunView)
-    return view
+    return HTMLResponse(await run_in_threadpool(compared))
 
 
 async def _start(request: Request) -> Response:
     board = _board(request, writable=True)
     await asyncio.to_thread(board.places.search, now=True)
-    manifests = sorted(board.places.manifests(), key=lambda found: found.name)
+    manifests = sorted(board.places.of_kind("manifest"), key=lambda found: found.name)
     jobs = board.jobs.all()[:SHOWN_JOBS]
     return HTMLResponse(page("start", "Start", here="start", manifests=manifests, jobs=jobs))
 
@@ -191,10 +183,8 @@ async def _new(request: Request) -> Response:
 
 
 async def _manifest(request: Request) -> Response:
-    _board(request, writable=True)
-    found = _found(request, "manifest")
-    written = await run_in_threadpool(manifest_values, found.path)
-    return HTMLResponse(manifest_page(found, written))
+    found = _board(request, writable=True).get(request.path_params["id"], "manifest")
+    return HTMLResponse(await run_in_threadpool(manifest_page, found))
 
 
 async def _chats(request: Request) -> Response:
@@ -202,7 +192,7 @@ async def _chats(request: Request) -> Response:
     await asyncio.to_thread(board.places.search)
 
     def loadable() -> str:
-        runs = [run for run in board.places.runs() if states(RunFolder(run.path))]
+        runs = [run for run in board.places.of_kind("run") if states(RunFolder(run.path))]
         shown = sorted(map(board.summaries.of, runs), key=newest_first)
         return page("chats", "Chat", here="chat", runs=shown)
 
@@ -211,16 +201,15 @@ async def _chats(request: Request) -> Response:
 
 async def _chat(request: Request) -> Response:
     """Two conversations and one input for both; the script does the rest."""
-    board = _board(request, writable=True)
-    view, found = await board.hub.view(*_chat_view(request)), _found(request, "run")
+    view = await _view(request, "chat")
+    found = _board(request).get(request.path_params["id"], "run")
     html = page("chat", f"Chat with {found.name}", here="chat", found=found, view=view)
     return HTMLResponse(html)
 
 
 async def _job(request: Request) -> Response:
-    board, job = _board(request), _job_of(request)
-    view = await board.hub.view(*_job_view(request))
-    html = page("job", f"{job.what} {job.about}", read_only=board.read_only, job=job, view=view)
+    read_only, job, view = _board(request).read_only, _job_of(request), await _view(request, "job")
+    html = page("job", f"{job.what} {job.about}", read_only=read_only, job=job, view=view)
     return HTMLResponse(html)
 
 
@@ -230,7 +219,7 @@ async def _job(request: Request) -> Response:
 async def _of_manifest(request: Request) -> Response:
     """The plan with the settings of the form, the rows as the model sees them, or a new run."""
     board, given = _board(request), await _body(request)
-    found = _found(request, "manifest")
+    found = board.get(request.path_params["id"], "manifest")
     match request.path_params["action"]:
         case "plan":
             return JSONResponse(await run_in_threadpool(plan_html, found.path, given))
@@ -264,7 +253,7 @@ async def _upload(request: Request) -> Response:
     finally:
         remove_upload(rows)
     await asyncio.to_thread(places.search, now=True)
-    found = next((found for found in places.manifests() if found.path == manifest), None)
+    found = next((found for found in places.of_kind("manifest") if found.path == manifest), None)
     if found is None:  # in a folder that is not searched, such as "final"
         raise ActionRefused(
             f"{manifest} was created, but the board does not search that folder  (train it with "
@@ -275,7 +264,7 @@ async def _upload(request: Request) -> Response:
 
 async def _of_run(request: Request) -> Response:
     board, given = _board(request), await _body(request)
-    found, what = _found(request, "run"), request.path_params["action"]
+    found, what = board.get(request.path_params["id"], "run"), request.path_params["action"]
     run = found.path
     match what:
         case "stop":
@@ -298,7 +287,7 @@ async def _of_run(request: Request) -> Response:
             return JSONResponse({"go": f"/run/{found.id}"})
         case "load":
             # For chat; on the CPU while a run is training on this machine.
-            runs = board.places.runs()
+            runs = board.places.of_kind("run")
             training = [one.name for one in runs if trainer_of(RunFolder(one.path))]
             await run_in_threadpool(board.chat.load, found, next(iter(training), ""))
             return JSONResponse({})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +12,7 @@ from typing import Any
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.core.text import duration, loss
-from expert.insight.page.blocks import Point
-from expert.insight.page.series import spans_magnitudes
+from expert.insight.page.figures import Point, spans_magnitudes
 from expert.insight.step.anatomy import finite
 from expert.jobs.board.folders import BoardItem
 from expert.jobs.board.reader import EventReader
@@ -91,51 +89,30 @@ def newest_first(run: Summary) -> tuple[bool, float, str]:
 
 
 class Summaries:
-    """A cache of summaries, updated when the files of a run change; shared by all pages."""
+    """Summaries of runs, for all pages; each reads only what is new in its event file."""
 
     def __init__(self) -> None:
-        self._known: dict[Path, tuple[object, Summary]] = {}
         self._readers: dict[Path, EventReader] = {}
         self._lock = threading.Lock()
 
     def of(self, found: BoardItem) -> Summary:
         with self._lock:
             folder = RunFolder(found.path)
-            files = (_mark(folder.events), _mark(folder.lock_file))
-            known = self._known.get(found.path)
-            # Files do not show that a trainer has died.
-            if known is not None and known[0] == files and known[1].state != "running":
-                return known[1]
             reader = self._readers.setdefault(found.path, EventReader(folder.events, LINES))
             try:
                 reader.read_new()
                 status = status_by(reader.events, folder, damaged_lines=reader.damaged)
-                losses = {
-                    step: finite(event.get("loss"))
-                    for event in reader.events
-                    if event["event"] == "step" and (step := finite(event.get("step"))) is not None
-                }
-                ordered = tuple(sorted(losses.items()))
-                summary = Summary(found=found, status=status, losses=ordered)
             except (ExpertError, OSError, ValueError) as error:
-                summary = Summary(found=found, status=None, problem=str(error))
-            self._known[found.path] = (files, summary)
-            if summary.state != "running":
-                self._readers.pop(found.path, None)
-            return summary
+                return Summary(found=found, status=None, problem=str(error))
+            losses = {
+                step: finite(event.get("loss"))
+                for event in reader.events
+                if event["event"] == "step" and (step := finite(event.get("step"))) is not None
+            }
+            return Summary(found=found, status=status, losses=tuple(sorted(losses.items())))
 
     def forget(self, kept: set[Path]) -> None:
-        """Drop the summaries of all other runs."""
+        """Drop all other runs."""
         with self._lock:
-            for path in self._known.keys() - kept:
-                self._known.pop(path)
-                self._readers.pop(path, None)
-
-
-def _mark(file: Path) -> object:
-    """Changes when the file does."""
-    try:
-        status = os.lstat(file)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+            for path in self._readers.keys() - kept:
+                del self._readers[path]

@@ -5,24 +5,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 from expert.core.errors import EXIT_MEANINGS, ExpertError
 from expert.core.rundir import RunFolder, holder_of
-from expert.core.text import counted, visible
+from expert.core.text import visible
 from expert.insight.page.contents import STATES, make_page
-from expert.insight.page.sections.comparison import comparison_section
-from expert.insight.record import RunRecord, record_of
+from expert.insight.record import record_of
 from expert.jobs.board.actions import StartedCommand, launcher_of
 from expert.jobs.board.chat import Chat
 from expert.jobs.board.folders import MAX_FOLDERS, BoardFolders, BoardItem, read_notes
 from expert.jobs.board.live import Throttle, View
 from expert.jobs.board.reader import EventReader
-from expert.jobs.board.render import page, part
+from expert.jobs.board.render import part
 from expert.jobs.board.summaries import Summaries, newest_first
-from expert.jobs.diagnose.diagnose import diagnose_record
-from expert.jobs.report import facts_of
+from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_record
 
 LIST_SHARE, STATUS_SHARE, REPORT_SHARE = 1 / 300, 0.0015, 0.005
 """Shares of a core for the list of runs, for the numbers on top of a run, and for its report."""
@@ -40,18 +37,17 @@ class ListView(View):
 
     def __init__(self, places: BoardFolders, summaries: Summaries, *, read_only: bool) -> None:
         super().__init__()
-        self._read_only = read_only
-        self._places, self._summaries = places, summaries
+        self._places, self._summaries, self._read_only = places, summaries, read_only
         self._pace = Throttle(LIST_SHARE)
 
-    def refresh(self) -> dict[str, str]:
+    def elements(self) -> dict[str, str]:
         if not self.parts:
             return self._cards()  # reads all runs, once
         return self._pace.run(self._cards) if self._pace.due() else {}
 
     def _cards(self) -> dict[str, str]:
         self._places.search()
-        found = self._places.runs()
+        found = self._places.of_kind("run")
         self._summaries.forget({run.path for run in found})
         runs = sorted(map(self._summaries.of, found), key=newest_first)
         parts = {f"run-{run.found.id}": part("card", run, read_notes(run.found.path))
@@ -80,40 +76,36 @@ class RunView(View):
         self._shown: tuple[object, ...] = ()
         """State, validation and last event of the report as it was made."""
 
-    def refresh(self) -> dict[str, str]:
+    def elements(self) -> dict[str, str]:
+        if not self._status_pace.due():
+            return {}
         try:
-            return self._refreshed()
+            if not self.parts:
+                self.folder.refuse_unsafe_files()
+                self._summaries.of(self.found)  # reads all of a long run, once
+            summary = self._status_pace.run(lambda: self._summaries.of(self.found))
+            if summary.problem:
+                raise ExpertError(summary.problem)
+            self._reader.read_new()
+            parts = {"status": part("status", summary)}
+            validated = self.folder.validation
+            changed = validated.lstat().st_mtime_ns if validated.exists() else None
+            last = self._reader.events[-1] if self._reader.events else None
+            now = (summary.state, changed, last)
+            if now[:2] != self._shown[:2] or (self._report_pace.due() and now != self._shown):
+                parts |= self._report_pace.run(self._report)
+                self._shown = now
         except (ExpertError, OSError) as error:
             problem = part("problem", str(error))
             return {"problem": problem, "order": "problem", "status": part("unreadable")}
-
-    def _refreshed(self) -> dict[str, str]:
-        if not self._status_pace.due():
-            return {}
-        if not self.parts:
-            self.folder.refuse_unsafe_files()
-            self._summaries.of(self.found)  # reads all of a long run, once
-        summary = self._status_pace.run(lambda: self._summaries.of(self.found))
-        if summary.problem:
-            raise ExpertError(summary.problem)
-        parts = {"status": part("status", summary)}
-        self._reader.read_new()
-        try:
-            validated: object = self.folder.validation.lstat().st_mtime_ns
-        except OSError:
-            validated = None
-        last = self._reader.events[-1] if self._reader.events else None
-        now = (summary.state, validated, last)
-        if now[:2] != self._shown[:2] or (self._report_pace.due() and now != self._shown):
-            parts |= self._report_pace.run(self._report)
-            self._shown = now
         return parts
 
-    def record(self) -> RunRecord:
-        return record_of(self.folder, tuple(self._reader.events), self._reader.damaged)
+    def diagnosis(self) -> Diagnosis:
+        events = tuple(self._reader.events)
+        return diagnose_record(record_of(self.folder, events, self._reader.damaged))
 
     def _report(self) -> dict[str, str]:
-        made = make_page(facts_of(diagnose_record(self.record())))
+        made = make_page(self.diagnosis())
         live = made.reasons.replace(STATES["running"], "").strip()  # "as of when it was made"
         made = replace(made, reasons=live)
         parts = {"verdict": part("verdict", made, SAMPLED if self._reader.sampled else "")}
@@ -122,29 +114,15 @@ class RunView(View):
         return {**parts, "sections": part("sections", made.sections), "order": order}
 
 
-def compare_page(views: Sequence[RunView], *, read_only: bool) -> str:
-    """Several runs on the same axes, as `expert report --compare` shows them."""
-    section = comparison_section([facts_of(diagnose_record(view.record())) for view in views])
-    return page("compare", f"{counted(len(views), 'run')} compared", read_only=read_only,
-                runs=[view.found for view in views], section=section)  # fmt: skip
-
-
 class JobView(View):
     """State and output of a command, and its run."""
 
     def __init__(self, job: StartedCommand, places: BoardFolders, *, read_only: bool) -> None:
         super().__init__()
-        self.job = job
-        self._read_only = read_only
-        self._places = places
+        self.job, self._places, self._read_only = job, places, read_only
         self._run: BoardItem | None = None
-        self._is_complete = False
 
-    def refresh(self) -> dict[str, str]:
-        if self._is_complete:
-            return {}
-        # Its exit code is recorded a moment after the process has ended.
-        self._is_complete = self.job.state in ("finished", "failed")
+    def elements(self) -> dict[str, str]:
         self._run = self._run or self._find_run()
         meaning = EXIT_MEANINGS.get(self.job.exit_code or 0, "") if self.job.exit_code else ""
         head = part("job", self.job, self._run, meaning, self._read_only)
@@ -154,7 +132,7 @@ class JobView(View):
     def _find_run(self) -> BoardItem | None:
         """The run that the job was started for, or that its process has locked."""
         self._places.search()
-        for run in self._places.runs():
+        for run in self._places.of_kind("run"):
             holder = holder_of(run.path / ".lock")
             is_own = holder is not None and launcher_of(holder).pid == self.job.holder.pid
             if run.id == self.job.subject or is_own:
@@ -169,7 +147,7 @@ class ChatView(View):
         super().__init__()
         self._found, self._chat = found, chat
 
-    def refresh(self) -> dict[str, str]:
+    def elements(self) -> dict[str, str]:
         state, words, output = self._chat.state(self._found)
         status = part("chat", self._found, state, words, output_lines(output))
         return {"status": status, "order": "status"}

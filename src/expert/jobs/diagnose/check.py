@@ -9,26 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
 from expert.core.text import counted, duration, duration_range
 from expert.insight.findings.evidence import Before, evidence_before
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.findings.table import BY_NAME, find, finding_from
+from expert.insight.findings.table import TABLE, find, finding_from
 from expert.insight.step.bands import Band, expected_band
 from expert.jobs.diagnose.data import DataFacts, check_data
 from expert.jobs.diagnose.machine import check_gpus, check_torch
 from expert.jobs.diagnose.short_runs import time_steps
 from expert.jobs.gpu_memory import GpuMemory, gpu_memory
+from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.machine.machine import Machine, describe_machine
 from expert.planning.machine.target import Target, choose_target
+from expert.planning.run_plan import RunPlan
 from expert.run.open import Opened, open_run
-
-if TYPE_CHECKING:
-    from expert.manifest.reader import ReadManifest
-    from expert.planning.run_plan import RunPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +88,14 @@ def check(
         if asked == "cuda" and plan.kernels.device != "cuda":
             found.append(finding_from("cuda-asked", "device: cuda"))
         found += _configuration(opened, facts, replan)
-        band = expected(plan, target)
+        band = _expected(plan, target)
         step_seconds = None
         stopped = any(finding.severity == "error" for finding in found)
         if timed and target.is_this_machine and not stopped and plan.model.place != "hub":
             tell("a few steps, to estimate the time")
             how = {"model": model, "vram": vram, "allow_remote_code": allow_remote_code}
             try:
-                step_seconds = time_steps(opened.read, **how).seconds_per_update
+                step_seconds = time_steps(opened.read, **how)
             except (ExpertError, RuntimeError) as error:
                 found.append(finding_from("steps-failed", str(error).partition("\n")[0]))
         found += _length(plan, band, step_seconds)
@@ -109,28 +107,20 @@ def _disk(plan: RunPlan, target: Target) -> list[Finding]:
     needed, free = plan.disk.total_bytes, target.disk_free_bytes
     if needed is None or free is None:
         return []
-    evidence = (
-        f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints, {free / 2**30:.1f} free "
-        "on the manifest's disk"
-    )
-    numbers = {"needed_bytes": needed, "free_bytes": free}
-    return [finding_from("disk" if needed <= free else "disk-full", evidence, numbers=numbers)]
+    text = f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints, {free / 2**30:.1f} free"
+    return [
+        finding_from("disk" if needed <= free else "disk-full", f"{text} on the manifest's disk")
+    ]
 
 
 def _remarks(plan: RunPlan, others: Sequence[Finding]) -> list[Finding]:
     """Warnings of the plan that the other findings do not repeat, and the keys it overruled."""
-    rules = [BY_NAME[other.name] for other in others if other.name in BY_NAME]
-    repeated = tuple(path for rule in rules for path in rule.repeats)
-    found = [
-        finding_from(
-            "plan",
-            remark.text,
-            name=f"plan-{remark.path}",
-            title=f"the plan warns about {remark.path}",
-        )
-        for remark in plan.remarks
-        if remark.kind == "warning" and not remark.path.startswith(repeated)
-    ]
+    repeated = tuple(path for other in others for path in TABLE[other.name].repeats)
+    found = []
+    for remark in plan.remarks:
+        if remark.kind == "warning" and not remark.path.startswith(repeated):
+            title = f"the plan warns about {remark.path}"
+            found.append(finding_from("plan", remark.text, name=f"plan-{remark.path}", title=title))
     overruled = [remark.text for remark in plan.remarks if remark.kind == "superseded"]
     return [*found, finding_from("overruled", "; ".join(overruled))] if overruled else found
 
@@ -161,7 +151,7 @@ def _configuration(
     return find(evidence_before(opened.read.manifest, opened.plan, before))
 
 
-def expected(plan: RunPlan, target: Target) -> Band | None:
+def _expected(plan: RunPlan, target: Target) -> Band | None:
     """The band of tokens per second for the plan's model on its card."""
     return expected_band(
         card=target.card.slug if target.card is not None else None,
@@ -174,39 +164,28 @@ def expected(plan: RunPlan, target: Target) -> Band | None:
 
 def _length(plan: RunPlan, band: Band | None, step_seconds: float | None) -> list[Finding]:
     """Steps, and their time: as timed on this machine, else as the plan expects."""
-    length = plan.length
-    numbers: dict[str, float] = {}
+    length, steps = plan.length, plan.length.total_steps
     words = ["the number of steps is known when the data has been read"]
-    if length.total_steps is not None:
-        words, numbers["updates"] = [counted(length.total_steps, "step")], length.total_steps
+    if steps is not None:
+        words = [counted(steps, "step")]
     decided = [each for each in plan.decisions if each.path == "length.expected_seconds"]
     because = decided[0].because if decided else ""
     if step_seconds is not None:
-        numbers["step_seconds"] = step_seconds
         words.append(f"{duration(step_seconds)} a step, timed on this machine")
-        if length.total_steps is not None:
-            numbers["seconds"] = length.total_steps * step_seconds
-            words.append(f"about {duration(numbers['seconds'])} without evaluating and saving")
+        if steps is not None:
+            took = duration(steps * step_seconds)
+            words.append(f"about {took} without evaluating and saving")
     elif length.expected_seconds is not None:
-        low, high = length.expected_seconds
-        words.append(f"{duration_range(low, high)} ({because})")
-        numbers |= {"seconds": low, "seconds_at_most": high}
+        words.append(f"{duration_range(*length.expected_seconds)} ({because})")
     else:
         words.append(f"the time is {because or 'unknown'}")
-    found = [finding_from("length", ", ".join(words), numbers=numbers)]
+    found = [finding_from("length", ", ".join(words))]
     if band is not None:
-        borders = ("reference", "wrong_below", "acceptable_from", "excellent_from")
         rate, characters = f"{band.reference:,.0f} tokens/s", plan.data.max_seq_length
         if plan.model.name == CHAR_GPT:  # as its guides count
             samples = band.reference / characters
             rate += f" ({samples:,.0f} samples/s of {characters} characters)"
-        found.append(
-            finding_from(
-                "band",
-                f"{band.because}; below {band.wrong_below:,.0f} something is wrong, "
-                f"from {band.acceptable_from:,.0f} acceptable",
-                title=f"about {rate} can be expected",
-                numbers={name: getattr(band, name) for name in borders},
-            )
-        )
+        text = f"{band.because}; below {band.wrong_below:,.0f} something is wrong, "
+        text += f"from {band.acceptable_from:,.0f} acceptable"
+        found.append(finding_from("band", text, title=f"about {rate} can be expected"))
     return found

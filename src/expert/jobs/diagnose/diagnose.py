@@ -11,51 +11,42 @@ from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import find, finding_from
 from expert.insight.findings.verdict import Verdict, judge, judge_step
-from expert.insight.outcome import Outcome, judge_learning
+from expert.insight.outcome import judge_learning
+from expert.insight.page.facts import RunFacts
 from expert.insight.record import RunRecord, read_run
-from expert.insight.step.anatomy import Anatomy, dissect
+from expert.insight.step.anatomy import dissect
 from expert.run.stored.locate import find_trained
 from expert.run.stored.resume_command import resume_command_of
-from expert.run.stored.status import RESUMABLE, State, status_by
+from expert.run.stored.status import RESUMABLE, status_by
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """The verdict on a run, where its time went, and all findings."""
+class Diagnosis(RunFacts):
+    """What a page shows of a run, and what only the command shows."""
 
-    run: RunRecord
-    state: State
-    because: str
-    """How the run ended, in words; empty while it runs."""
     expert: str | None
     step_number: int | None
     """The last known step."""
-    verdict: Verdict
     step_verdict: Verdict
     """The verdict on a step alone; the same, unless most of the time was not training."""
-    learning: Outcome
-    """Whether it learned, as far as its losses show."""
-    anatomy: Anatomy
-    findings: tuple[Finding, ...]
     resume_command: str
     """The command that resumes it as it was started, if it ended early."""
 
-    @property
-    def folder(self) -> Path:
-        return self.run.folder
-
     def as_dict(self) -> dict[str, Any]:
-        step = self.anatomy.step
+        step, spent = self.anatomy.step, self.anatomy.run
+        update = None
+        if step is not None:
+            update = {**asdict(step), "wall": step.wall, "idle_share": step.idle_share}
         return {
-            "run": str(self.folder),
+            "run": str(self.record.folder),
             "state": self.state,
             "expert": self.expert,
             "step": self.step_number,
-            "verdict": self.verdict.as_dict(),
-            "step_verdict": self.step_verdict.as_dict(),
+            "verdict": asdict(self.verdict),
+            "step_verdict": asdict(self.step_verdict),
             "learning": asdict(self.learning),
-            "seconds": self.anatomy.run.as_dict(),
-            "update": step.as_dict() if step is not None else None,
+            "seconds": {**asdict(spent), "rest": spent.rest},
+            "update": update,
             "findings": [asdict(finding) for finding in self.findings],
         }
 
@@ -82,7 +73,7 @@ def diagnose_record(run: RunRecord) -> Diagnosis:
     if status.state == "gone":
         findings = worst_first([_killed(run, status.step, resume_command), *findings])
     return Diagnosis(
-        run=run,
+        record=run,
         state=status.state,
         because=status.because,
         expert=status.expert,

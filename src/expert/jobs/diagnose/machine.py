@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.install import pip_install
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import finding_from
-
-if TYPE_CHECKING:
-    from expert.jobs.gpu_memory import CardMemory
-    from expert.planning.machine.machine import Machine
-    from expert.planning.machine.nvml import Gpu
+from expert.jobs.gpu_memory import CardMemory
+from expert.planning.machine.machine import Machine
+from expert.planning.machine.nvml import Gpu
 
 GIB = 2**30
-# What driver and display take of an otherwise idle card: 0.3 to 0.6 GiB.
 UNEXPLAINED_BYTES = GIB
+"""Driver and display take 0.3 to 0.6 GiB of an otherwise idle card."""
 BUSY_PERCENT = 20
 
 
@@ -27,18 +25,13 @@ def check_gpus(machine: Machine, cards: tuple[CardMemory, ...]) -> list[Finding]
     gpu, count = machine.gpus[0], len(machine.gpus)
     total, free = gpu.memory_total_bytes.value or 0, gpu.memory_free_bytes.value or 0
     driver = f"driver {gpu.driver.value}, CUDA {gpu.cuda_driver_version.value}"
-    found = [
-        finding_from(
-            "gpu",
-            f"{free / GIB:.1f} of {total / GIB:.1f} GiB free; {driver}",
-            title=f"there is a GPU: {gpu.name.value}",
-            numbers={"free_bytes": free, "total_bytes": total},
-        )
-    ]
+    text = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free; {driver}"
+    found = [finding_from("gpu", text, title=f"there is a GPU: {gpu.name.value}")]
     if count > 1:
         found.append(finding_from("several-gpus", f"{count} cards are here"))
-    mine = [card for card in cards if card.index == gpu.index.value]
-    found += [finding for card in mine if (finding := check_use(card, gpu)) is not None]
+    for card in cards:
+        if card.index == gpu.index.value and (use := check_use(card, gpu)) is not None:
+            found.append(use)
     return [*found, finding_from("gpu-note", machine.gpu_note)] if machine.gpu_note else found
 
 
@@ -52,22 +45,14 @@ def check_use(card: CardMemory, gpu: Gpu) -> Finding | None:
             + (f", {each.bytes / GIB:.1f} GiB)" if each.bytes is not None else ")")
             for each in others[:5]
         )
-        held = sum(each.bytes or 0 for each in others)
-        numbers = {"held_bytes": held, "processes": len(others), "busy_percent": busy}
-        return finding_from("other-process", f"{named}; the card is {busy} % busy", numbers=numbers)
+        return finding_from("other-process", f"{named}; the card is {busy} % busy")
     elsewhere = card.elsewhere_bytes or 0
     if card.holders is None and card.total_bytes and card.free_bytes is not None:
         elsewhere = card.total_bytes - card.free_bytes
     if elsewhere <= UNEXPLAINED_BYTES and busy <= BUSY_PERCENT:
         return None
-    return finding_from(
-        "other-process",
-        f"{elsewhere / GIB:.1f} GiB are taken, {busy} % busy, no process is listed: another "
-        "container or user",
-        title="the card is in use by a process that cannot be seen from here",
-        fix="look with nvidia-smi on the host",
-        numbers={"held_bytes": elsewhere, "busy_percent": busy},
-    )
+    text = f"{elsewhere / GIB:.1f} GiB are taken, {busy} % busy, no process is listed"
+    return finding_from("unseen-process", f"{text}: another container or user")
 
 
 # --- torch and the driver ------------------------------------------------------------------------
@@ -91,9 +76,8 @@ def check_torch(
     if driver is not None and _version(built) > _version(driver):
         text = f"torch for CUDA {built}, driver for {driver}: of one major version, so it runs"
         return [finding_from("driver-older", f"{text}; compilers inside torch may not")]
-    return [
-        finding_from("torch", f"torch {facts['version']} for CUDA {built}, driver for {driver}")
-    ]
+    text = f"torch {facts['version']} for CUDA {built}, driver for {driver}"
+    return [finding_from("torch", text)]
 
 
 def torch_facts() -> dict[str, Any]:
@@ -142,8 +126,7 @@ def built_for(capability: tuple[int, ...], architectures: list[str]) -> bool:
     for name in architectures:
         kind, _, digits = name.partition("_")
         number = int(re.sub(r"\D", "", digits) or 0)
-        if kind == "sm" and number // 10 == capability[0] and number <= wanted:
-            return True
-        if kind == "compute" and number <= wanted:
+        same_major = kind == "sm" and number // 10 == capability[0]
+        if number <= wanted and (same_major or kind == "compute"):
             return True
     return False

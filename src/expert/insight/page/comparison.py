@@ -1,0 +1,122 @@
+"""Several runs on the same axes, and how they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from expert.core.text import count, duration, gib, loss
+from expert.insight.event_text import planned_value
+from expert.insight.ladder.comparison import not_comparable
+from expert.insight.page.facts import RunFacts
+from expert.insight.page.figures import Figure, Point, make_figure
+from expert.insight.page.render import PageSection, make_section
+from expert.insight.step.anatomy import finite
+
+COLOURS = 6
+NOT_COMPARED = ("decisions", "remarks")
+MEASURES: dict[str, tuple[Callable[[RunFacts], float | None], Callable[[float], str]]] = {
+    "loss, last line": (lambda run: run.last_loss[1] if run.last_loss else None, loss),
+    "validation loss, best": (
+        lambda run: finite(run.best_eval["loss"]) if run.best_eval else None,
+        loss,
+    ),
+    "tokens per second": (lambda run: _of_step(run, "tokens_per_second"), "{:,.0f}".format),
+    "GPU utilization": (lambda run: _of_step(run, "gpu_utilization"), "{:.0%}".format),
+    "MFU": (lambda run: _of_step(run, "mfu"), "{:.1%}".format),
+    "peak memory": (lambda run: run.memory_peak, gib),
+    "duration, without pauses": (lambda run: run.seconds, duration),
+    "of it in steps": (lambda run: run.anatomy.run.training or None, duration),
+    "steps": (lambda run: run.updates, "{:,.0f}".format),
+    "tokens": (lambda run: run.tokens, lambda n: count(round(n))),
+}
+
+
+def _of_step(run: RunFacts, name: str) -> float | None:
+    """The median of the log lines."""
+    value: float | None = getattr(run.anatomy.step, name, None)
+    return value
+
+
+def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
+    names: list[str] = []  # the folder names; equal ones are numbered
+    for run in runs:
+        again = sum(other.name == run.name for other in runs[: len(names)])
+        names.append(f"{run.name} ({again + 1})" if again else run.name)
+    columns = ["", names[0]]
+    for label in names[1:]:
+        columns += [label, f"ratio {len(columns) // 2}" if len(names) > 2 else "ratio"]
+    doubts = not_comparable([run.record for run in runs], names)
+    plans = [dict(flattened(run.record.plan)) for run in runs]
+    different = [
+        (path, *(planned_value(path, plan.get(path)) for plan in plans))
+        for path in dict.fromkeys(path for plan in plans for path in plan)
+        if any(plan.get(path) != plans[0].get(path) for plan in plans[1:])
+    ]
+    numbers, figures = list(_numbers(runs)), _figures(runs, names)
+    title = "Comparison"
+    return make_section("comparison", title, doubts, columns, numbers, figures, names, different)
+
+
+def _figures(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Figure]:
+    """One curve per run, each in its colour."""
+
+    def drawn(name: str, title: str, curves: Sequence[Sequence[Point]], **how: Any) -> list[Figure]:
+        colours = (1 + place % COLOURS for place in range(len(names)))
+        lines = zip(names, curves, colours, strict=True)
+        return make_figure(name, title, *lines, **{"log": True, **how})
+
+    def over(key: str) -> list[list[Point]]:
+        """The losses over a running sum instead of over steps."""
+        result = []
+        for run in runs:
+            at = list(accumulate(run.amounts(key)))
+            known = bool(at) and at[-1] > 0
+            points = zip(at, run.smooth_loss, strict=True)
+            result.append([(x, y) for x, (_, y) in points] if known else [])
+        return result
+
+    evals = [run.eval_points("loss") for run in runs]
+    rates = [run.points("tokens_per_second") for run in runs]
+    by_tokens = {"x_name": "tokens", "x_unit": "si"}
+    by_time = {"x_name": "time", "x_unit": "seconds"}
+    return [
+        *drawn("loss-by-step", "Loss by step", [run.smooth_loss for run in runs]),
+        *drawn("loss-by-tokens", "Loss by tokens", over("tokens"), **by_tokens),
+        *drawn("loss-by-time", "Loss by time in steps", over("seconds"), **by_time),
+        *drawn("evals-by-step", "Validation loss by step", evals, look="dots"),
+        *drawn("speed-by-step", "Tokens per second by step", rates, unit="si", from_zero=True,
+               log=False),
+    ]  # fmt: skip
+
+
+def _numbers(runs: Sequence[RunFacts]) -> Iterator[list[str]]:
+    """One number per row; after every run but the first its ratio to the first."""
+    for name, words in (("verdict", [run.verdict.kind for run in runs]),
+                        ("state", [run.state for run in runs])):  # fmt: skip
+        yield [name, words[0], *(cell for word in words[1:] for cell in (word, ""))]
+    for name, (measure, write) in MEASURES.items():
+        values = [measure(run) for run in runs]
+        if all(value is None for value in values):
+            continue
+        cells = [name, write(values[0]) if values[0] is not None else "–"]
+        for value in values[1:]:
+            ratio = value / values[0] if values[0] and value is not None else None
+            cells.append(write(value) if value is not None else "–")
+            cells.append(f"{ratio:.2f}×" if ratio is not None else "–")
+        yield cells
+
+
+def flattened(plan: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    """Every value of a plan by its path, without the reasons."""
+    found: list[tuple[str, Any]] = []
+    for key, value in plan.items():
+        path = f"{above}.{key}" if above else str(key)
+        if path in NOT_COMPARED:
+            continue
+        if isinstance(value, dict) and value and path.count(".") < 3:
+            found.extend(flattened(value, path))
+        else:
+            found.append((path, value))
+    return found

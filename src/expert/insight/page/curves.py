@@ -1,0 +1,140 @@
+"""Curves: loss, evaluations, rates, the GPU, and where the time went."""
+
+from __future__ import annotations
+
+from expert.core.text import span
+from expert.insight.page.facts import MIN_SMOOTHED, RunFacts
+from expert.insight.page.figures import Figure, Series, has_values, make_figure, spans_magnitudes
+from expert.insight.page.render import PageSection, make_section
+from expert.insight.step.anatomy import PHASE_NAMES, finite
+
+COLUMNS = 100
+"""Positions of the figure of phases along the run."""
+PHASES = {"data_wait": 2, "copy": 6, "forward": 1, "backward": 4, "communication": 5,
+          "optimizer": 3, "compute": 1, "other": 7}  # fmt: skip
+RUN_PARTS = {"loading": 6, "compiling": 5, "training": 1, "evaluating": 3, "saving": 4, "rest": 7}
+"""Parts of a step and of a run, with their colours."""
+MEMORY = (
+    ("card", "gpu_memory_bytes", 7),
+    ("this process", "gpu_process_memory_bytes", 6),
+    ("reserved, peak", "peak_reserved_bytes", 1),
+    ("allocated, peak", "peak_allocated_bytes", 3),
+)
+Part = tuple[str, float, str, int]
+"""Name, seconds, seconds in words and colour."""
+
+
+def learning_section(run: RunFacts) -> PageSection:
+    """The loss, and what drives it."""
+    limit = finite(run.record.planned("optim.max_grad_norm"))
+    clipped = f"Clipped at {limit:g}." if limit else ""
+    right = ("token accuracy", run.eval_points("token_accuracy"), 2)
+    norm = ("gradient norm", run.points("grad_norm"), 5)
+    rate = ("learning rate", run.points("rate"), 4)
+    figures = [
+        *_loss(run),
+        *make_figure("accuracy", "Validation token accuracy", right, unit="percent", look="dots"),
+        *make_figure("rate", "Learning rate", rate, from_zero=True),
+        *make_figure("gradient-norm", "Gradient norm", norm, log=True, note=clipped),
+    ]
+    nothing = "" if figures else "No step was logged, so there is nothing to draw."
+    return make_section("learning", "Learning", figures, nothing, layout="curves")
+
+
+def _loss(run: RunFacts) -> list[Figure]:
+    raw, evals = run.points("loss"), run.eval_points("loss")
+    if not has_values(raw):
+        return []
+    series, note = [Series(name="loss", points=raw, colour=1)], ""
+    if len(raw) >= MIN_SMOOTHED:
+        series = [
+            Series(name="logged loss", points=raw, colour=1, look="faint"),
+            Series(name="training, smoothed", points=run.smooth_loss, colour=1),
+        ]
+        note = "Faint: the log lines, each the mean since the one before. The smoothed line "
+        note += "weights every log line by its tokens."
+    if has_values(evals):
+        series.append(Series(name="validation", points=evals, colour=2, look="dots"))
+    log = spans_magnitudes([point for line in series for point in line.points])
+    return [Figure(name="loss", title="Loss", series=tuple(series), log=log, note=note, wide=True)]
+
+
+def speed_sections(run: RunFacts) -> list[PageSection]:
+    """Throughput and GPU use along the run, then where a step and the run spent their time."""
+    rate = ("tokens per second", run.points("tokens_per_second"), 1)
+    shares = [(x, None if y is None else 0.01 * y) for x, y in run.points("gpu_utilization")]
+    used = [("GPU utilization", shares, 3), ("MFU", run.points("mfu"), 4)]
+    use = " and ".join(name for name, points, _ in used if has_values(points))
+    about = "Utilization is the share of time in which any kernel ran." if run.on_gpu else ""
+    memory = [(name, run.points(key), colour) for name, key, colour in MEMORY]
+    power = ("power", run.points("power_watts"), 2)
+    figures = [
+        *make_figure("throughput", "Tokens per second", rate, unit="si", from_zero=True),
+        *make_figure("utilisation", use, *used, unit="percent", from_zero=True, note=about),
+        *make_figure("memory", "GPU memory", *memory, unit="bytes", from_zero=True),
+        *make_figure("power", "Power", power, unit="watts", from_zero=True),
+    ]
+    no_gpu = "This run had no GPU, so there is no utilization, memory or power to draw."
+    sections, step, phases = [], _average_step(run), _phases(run)
+    if figures:
+        note = "" if run.on_gpu else no_gpu
+        sections.append(make_section("speed", "Speed", figures, note, layout="curves"))
+    spent = run.anatomy.run
+    whole = _parts({name: getattr(spent, name) for name in RUN_PARTS}, RUN_PARTS)
+    if step or whole:
+        took = span(spent.total)
+        title = "Where the time went"
+        sections.append(make_section("time", title, step, _about_step(run), phases, whole, took))
+    return sections
+
+
+def _average_step(run: RunFacts) -> list[Part]:
+    step = run.anatomy.step
+    if step is None:
+        return []
+    return _parts({**step.phases, "copy": step.exposed_copy}, PHASES)
+
+
+def _parts(spent: dict[str, float], colours: dict[str, int]) -> list[Part]:
+    names = {**PHASE_NAMES, "rest": "other"}
+    return [
+        (names.get(key, key), spent[key], span(spent[key]), colour)
+        for key, colour in colours.items()
+        if spent.get(key, 0.0) > 0
+    ]
+
+
+def _about_step(run: RunFacts) -> str:
+    step = run.anatomy.step
+    if step is None:
+        return ""
+    notes = [f"{span(step.wall)} per step, the median of {step.updates:,}."]
+    if step.copies_beside and step.of("copy"):
+        notes.append(f"Copies took {span(step.of('copy'))}, overlapped with computing.")
+    if step.feed is not None:
+        notes.append(f"Making the batches took {span(step.feed)} in the background.")
+    if not step.settled:
+        notes.append("The run was too short to settle: these are its first steps.")
+    return " ".join(notes)
+
+
+def _phases(run: RunFacts) -> list[Figure]:
+    """The share of every phase along the run, each position covering equally many log lines."""
+    steps = run.amounts("step")
+    timed = [place for place, spent in enumerate(run.column("time_forward")) if spent is not None]
+    beside = run.anatomy.step is not None and run.anatomy.step.copies_beside
+    count = min(COLUMNS, len(timed))
+    parts = [timed[n * len(timed) // count : (n + 1) * len(timed) // count] for n in range(count)]
+    series = []
+    for key, colour in PHASES.items():
+        amounts = run.amounts(f"time_{key}")
+        if (beside and key == "copy") or not any(amounts[n] for n in timed):
+            continue
+        points = [
+            (steps[part[len(part) // 2]],
+             sum(amounts[n] for n in part) / sum(run.lines[n].updates for n in part))
+            for part in parts
+        ]  # fmt: skip
+        series.append((PHASE_NAMES[key], points, colour))
+    title = "Share of every phase"
+    return make_figure("phases", title, *series, unit="ms", stacked=True, wide=True)

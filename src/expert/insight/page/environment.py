@@ -1,0 +1,154 @@
+"""What a run used: prepared data, base model, machine, versions, hashes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from expert.core.files import open_regular
+from expert.core.rundir import relocated_path
+from expert.core.stored_json import parse_json, read_object_or_empty
+from expert.core.text import count, gib
+from expert.insight.event_text import planned_value
+from expert.insight.page.facts import RunFacts
+from expert.insight.page.render import PageSection, make_section
+from expert.insight.record import RunRecord, listed, mapping
+from expert.insight.step.anatomy import finite
+
+Fact = tuple[str, str]
+FIRST_EDGE = 16
+"""First bin of the histogram in statistics.json: at most 16 tokens; each next edge is doubled."""
+SHOWN_REJECTS = 5
+SHOWN_FILES = 100
+
+
+# --- prepared data -------------------------------------------------------------------------------
+
+
+def data_sections(run: RunFacts) -> list[PageSection]:
+    """Every prepared-token folder of the run that still exists."""
+    folders: dict[str, dict[str, None]] = {}
+    for event in run.record.of("data"):
+        if event.get("folder"):
+            folders.setdefault(str(event["folder"]), {})[str(event.get("split", "train"))] = None
+    if not folders:
+        return [make_section("data", "Data", problem="The run recorded no prepared data.")]
+    sections = []
+    for place, (folder, splits) in enumerate(folders.items(), 1):
+        suffix, title = f"-{place}" if place > 1 else "", f"Data: {' and '.join(splits)}"
+        facts = {"suffix": suffix, **_prepared(run.record, folder)}
+        sections.append(make_section(f"data{suffix}", title, layout="data", **facts))
+    return sections
+
+
+def _prepared(record: RunRecord, folder: str) -> dict[str, Any]:
+    """What is known of a prepared-token folder, or why nothing is."""
+    # The run may have been moved, and a relative path depends on the folder it was started in.
+    output = record.planned("watch.output_dir")
+    then = output if isinstance(output, str) and output else "runs"
+    now = record.folder.resolve().parent
+    candidates = (relocated_path(folder, runs_then=then, runs_now=now), now / folder)
+    there = next((path for path in candidates if path.is_dir()), None)
+    facts = read_object_or_empty(there / "statistics.json") if there is not None else {}
+    if there is None or not facts:
+        why = "no longer exists" if there is None else "has no readable statistics.json"
+        return {"problem": f"{folder} {why}, so its numbers are unknown."}
+    return {
+        "tiles": list(_data_tiles(facts)),
+        "histogram": list(_histogram(facts)),
+        "folder": folder,
+        "rejects": list(_rejects(there / "rejects.jsonl")),
+    }
+
+
+def _data_tiles(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    keys = ("rows_in", "documents", "tokens", "trainable_tokens", "longest")
+    rows, used, tokens, trained, longest = (finite(facts.get(key)) for key in keys)
+    if rows is not None:
+        yield "Rows", f"{rows:,.0f}", f"{used:,.0f} used" if used is not None else ""
+    if tokens is not None:
+        mean = f"{tokens / used:,.0f} per row" if used else ""
+        yield "Tokens", count(round(tokens)), mean
+    if trained is not None and tokens:
+        yield "Tokens trained on", count(round(trained)), f"{trained / tokens:.1%} of all"
+    if longest is not None:
+        yield "Longest row", f"{longest:,.0f}", "tokens"
+    left = {**mapping(facts.get("dropped")), "unreadable": facts.get("bad_rows")}
+    out = {name: value for name, given in left.items() if (value := finite(given))}
+    if out:
+        why = ", ".join(f"{name} {value:,.0f}" for name, value in out.items())
+        yield "Rows left out", f"{sum(out.values()):,.0f}", why
+
+
+def _histogram(facts: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
+    """A bar for each length from the shortest to the longest row: its label, count, and words."""
+    counts = [finite(value) for value in listed(facts.get("histogram"))]
+    known = [value for value in counts if value is not None]
+    if not any(known) or len(known) < len(counts) or min(known) < 0:
+        return
+    used = [place for place, value in enumerate(known) if value]
+    for place in range(used[0], used[-1] + 1):
+        edge = FIRST_EDGE << min(place, max(0, len(known) - 2))
+        label = f"{edge // 1024}k" if edge >= 1024 else str(edge)
+        sign = ">" if place == len(known) - 1 else "≤"
+        yield f"{sign}{label}", known[place], f"{known[place]:,.0f}"
+
+
+def _rejects(path: Path) -> Iterator[Fact]:
+    """The first unusable rows with their reasons; the file may be long."""
+    try:
+        with io.TextIOWrapper(open_regular(path), "utf-8", "replace") as stream:
+            for _, line in zip(range(SHOWN_REJECTS), stream, strict=False):
+                facts = mapping(parse_json(line.encode()))
+                where = next((facts[key] for key in ("line", "row", "number") if key in facts), "–")
+                rest = (f"{key}: {value}" for key, value in facts.items() if value != where)
+                yield str(where), "; ".join(rest)
+    except (OSError, ValueError, RecursionError):
+        return
+
+
+# --- environment and hashes ----------------------------------------------------------------------
+
+
+def environment_section(run: RunFacts) -> PageSection:
+    """Facts in groups, and the files of the finished expert as listed in DONE; anything not
+    recorded is left out."""
+    environment = run.record.environment
+    own = {name: environment.get(name) for name in ("python", "cuda", "platform")}
+    versions = {**mapping(environment.get("versions")), **own}
+    model = mapping(run.record.plan.get("model"))
+    groups: dict[str, list[Fact]] = {
+        "Base model": [
+            (key.replace("_", " "), planned_value(f"model.{key}", value))
+            for key, value in model.items()
+            if value is not None and not isinstance(value, dict | list)
+        ],
+        "Machine": list(_machine(mapping(environment.get("machine")))),
+        "Versions": [(str(name), str(text)) for name, text in versions.items() if text is not None],
+    }
+    files = read_object_or_empty(run.record.folder / "final" / "DONE")
+    hashes = []
+    for name, facts in list(files.items())[:SHOWN_FILES]:
+        size = finite(mapping(facts).get("size"))
+        words = gib(size) if size is not None else "–"
+        hashes.append((str(name), words, str(mapping(facts).get("sha256", "–"))))
+    missing = run.state == "finished" and not files
+    return make_section(
+        "environment", "Environment and hashes", bool(environment), groups, hashes, missing
+    )
+
+
+def _machine(machine: Mapping[str, Any]) -> Iterator[Fact]:
+    if not machine.get("gpus") and machine.get("gpu_note"):
+        yield "GPU", f"none: {machine['gpu_note']}"
+    keys = ("cpu_model", "cores_available", "cores_logical", "ram_total_bytes", "os")
+    facts = [("", key, machine.get(key)) for key in keys]
+    for place, gpu in enumerate(listed(machine.get("gpus"))):
+        facts += [(f"GPU {place} ", str(key), fact) for key, fact in mapping(gpu).items()]
+    for prefix, key, fact in facts:  # which may be recorded with its source
+        value = fact.get("value") if isinstance(fact, dict) and "value" in fact else fact
+        if value is not None and not isinstance(value, dict):
+            name = key.removesuffix("_bytes").replace("_", " ")
+            yield f"{prefix}{name}", planned_value(key, value)
