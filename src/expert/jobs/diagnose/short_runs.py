@@ -70,10 +70,7 @@ def time_steps(read: ReadManifest, **how: Any) -> Measured:
 def _measured(done: ShortRun) -> Measured:
     steps = [event for event in done.events if event["event"] == "step"]
     first = min(SETTLING, len(steps) - 1)  # of a very short run the last step counts
-    found = measured_of(done.plan, list(done.events), None, first, window=0.0, rows=0)
-    targets = sum(int(step["targets"]) for step in steps)
-    losses = sum(float(step["loss"]) * int(step["targets"]) for step in steps)
-    return found.model_copy(update={"loss": losses / targets if targets else None})
+    return measured_of(done.plan, done.events, first, window=0.0, rows=0)
 
 
 # --- a fix before and after ----------------------------------------------------------------------
