@@ -14,7 +14,7 @@ from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.blocks import choose_compile, choose_fused_blocks
-from expert.planning.choose.fastest import settle_expected_time, settle_graphs_without_sizes
+from expert.planning.choose.fastest import settle_expected_time, settle_graphs
 from expert.planning.choose.kernels import (
     base_quantization,
     choose_attention,
@@ -129,7 +129,7 @@ def _settle_all(draft: PlanDraft, benchmarks: list[MeasuredRate]) -> None:
     work = settle_fit(draft, work, sequences)
     settle_engine(draft, work)
     if work is None:
-        settle_graphs_without_sizes(draft)
+        settle_graphs(draft, None)
     settle_widths(draft)
     settle_optimisation(draft)
     for path, text in tiny_settings_warnings(draft.model, draft.config, draft.resolved.shape):

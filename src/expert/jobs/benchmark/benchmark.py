@@ -156,17 +156,17 @@ def benchmark(
     try:
         bench.run(place)
     except Interrupted as end:
-        if bench.result is not None:
+        if bench.has_measured:
             last = bench.results[-1].name
             bench.notes.append(f"interrupted by {end.by} after '{last}': the rest was not measured")
             kept = write_result(bench.ladder(), file)
             end.left = f"measurements so far are in {', '.join(map(str, kept))}"
         raise
     finally:
-        if to is not None or bench.result is None:
+        if to is not None or not bench.has_measured:
             shutil.rmtree(place, ignore_errors=True)
     ladder = bench.ladder()
-    if not any(result.measured for result in ladder.rungs):
+    if not bench.has_measured:
         failed = [result.because for result in ladder.rungs if result.status == "failed"]
         raise NothingMeasured(
             f"no setting could be measured: {failed[-1] if failed else 'none applies'}"
@@ -436,6 +436,10 @@ class Benchmark:
         return over or (enough and timed[-1]["step"] >= self.max_loss_steps)
 
     # --- results -------------------------------------------------------------------------------
+
+    @property
+    def has_measured(self) -> bool:
+        return any(result.measured for result in self.results)
 
     @property
     def _elapsed(self) -> float:

@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 
 from expert.core.text import counted
 from expert.planning.choose.fastest import (
-    GRAPHS,
     TimedFit,
     choose_capture,
     max_rank_sequences,
     pass_limit,
+    settle_graphs,
 )
 from expert.planning.choose.kernels import base_quantization
 from expert.planning.decisions import Source
@@ -51,9 +51,7 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     _settle_quantization(draft, fit)
     _settle_checkpointing(draft, fit, captured.way.checkpointed_for)
     _advise(draft, fit)
-    draft.settle(GRAPHS, captured.value, captured.because, captured.source)
-    if captured.warning:
-        draft.warn(GRAPHS, captured.warning)
+    settle_graphs(draft, captured)
     work = _settle_micro_batch(
         draft, fit, (most, pass_limit(draft, base.row_tokens, most)), sequences
     )

@@ -32,14 +32,6 @@ class Fit:
     fits: bool
 
 
-def max_useful_batch(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> int:
-    """How many sequences of a step are worth computing in one pass, regardless of memory: all on a
-    GPU. Rows that are not `even`, such as padded ones, have unknown widths."""
-    if on_gpu or not even:
-        return most
-    return max(1, min(most, CPU_TOKENS_PER_PASS // row_tokens))
-
-
 def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
     """The first choice with room for at least one sequence. `most`: a rank's sequences per step.
 
