@@ -52,11 +52,11 @@ def test_settings_of_an_expert_on_a_cpu(tmp_path, base):
     assert found.environment["versions"]["torch"]
     assert read_ladder(files[0]).rungs == found.rungs
     assert not (tmp_path / "home").exists()  # a partial benchmark has no winner
-    # Settings are real runs, and leave no checkpoints.
+    # Settings are real runs, and leave no weights.
     runs = {run.parent.name: run for run in (files[0].parent / "runs").glob("*/*")}
     for name, kind in (("baseline", "late"), ("pre-tokenised", "padded"), ("fused-loss", "packed")):
         assert {event["kind"] for event in events_of(runs[name], "feed")} == {kind}
-        assert events_of(runs[name], "saved") == []
+        assert not list(runs[name].rglob("*.safetensors"))
 
 
 # --- with processes that are made up --------------------------------------------------------------

@@ -414,6 +414,9 @@ class Benchmark:
                     plan, first = self._run_plan(folder, plan)
                 if self._is_enough(events, first, over=time.monotonic() > ends):
                     break
+        for kind in ("checkpoints", "final"):  # of a run that came to its end
+            for weights in folder.glob(f"*/{kind}"):
+                shutil.rmtree(weights, ignore_errors=True)
         steps = self.loss_steps or self.max_loss_steps
         return measured_of(
             plan, events, first, window=WINDOW_SECONDS, rows=self.training_rows, loss_steps=steps

@@ -120,7 +120,7 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
         return Capture(way, True, f"expected to save {saved:.0%} of the time: {times}", "machine")
     if WORTH * launching <= computing:
         return no(f"the host keeps up: {times}")
-    return no(f"captured passes keep their memory: what still fits is no faster ({times})")
+    return no(f"{NOT_ENOUGH_MEMORY}; what still fits is no faster ({times})")
 
 
 def settle_graphs(draft: PlanDraft, chosen: Capture | None) -> None:
