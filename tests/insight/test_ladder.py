@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from expert.insight.ladder.comparison import compare
 from expert.insight.ladder.ladder import (
     MARKS,
     LadderError,
@@ -17,7 +16,6 @@ from expert.insight.ladder.ladder import (
 from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_measured, table_rows
 from tests.each import each
 from tests.insight.ladders import ladder, measured, setting
-from tests.insight.pages import write_run
 
 CLIMBED = ladder(
     setting("baseline", 100.0, cumulative=1.0),
@@ -134,27 +132,6 @@ def test_a_name_cannot_break_out_of_the_markdown_table():
     assert "<script>" not in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 3
-
-
-def test_two_runs_are_compared_by_their_settled_steps_and_the_losses_of_each_split(tmp_path):
-    for name, more in (("one", 0.0), ("two", 1.0)):
-        lines = [{"event": "step", "step": 1, "tokens_per_second": 1.0, "loss": 3.0}]
-        rates = {"tokens_per_second": 100.0 + 50 * more, "steps_per_second": 2.0 + 2 * more}
-        lines += [{**lines[0], **rates, "step": n, "loss": 2.0} for n in range(2, 8)]
-        lines += [
-            {"event": "eval", "step": 1, "loss": 1.0 + more, "split": "validation"},
-            {"event": "eval", "step": 3, "loss": 1.5 + more, "split": "validation"},
-            {"event": "eval", "step": 3, "loss": 4.0 + more, "split": "test"},
-        ]
-        write_run(tmp_path / name, [*lines, {"event": "finished", "seconds": 4.0}])
-    found = {row[0]: row[1:] for row in compare(tmp_path / "one", tmp_path / "two")[0]}
-    assert found["tokens per second"] == (100.0, 150.0, 1.5)
-    assert found["steps per second"] == (2.0, 4.0, 2.0)
-    assert found["training loss"] == (2.0, 2.0, 1.0)
-    assert found["validation loss"][:2] == (1.5, 2.5)
-    assert found["best validation loss"][:2] == (1.0, 2.0)
-    assert found["test loss"][:2] == (4.0, 5.0)
-    assert found["seconds"] == (4.0, 4.0, 1.0)
 
 
 @each(

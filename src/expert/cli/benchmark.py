@@ -34,7 +34,7 @@ OnlySettings = Annotated[
 ]
 TwoResults = Annotated[
     tuple[Path, Path] | None,
-    typer.Option(metavar="A B", help="Compare two results or two runs."),
+    typer.Option(metavar="A B", help="Compare two results."),
 ]
 ResultFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON, .md and .html.")
@@ -73,12 +73,10 @@ def benchmark(
 ) -> None:
     """Measure every optimization, from the settings most people start with to the full plan."""
     from expert.jobs.benchmark.benchmark import BenchmarkRequest, forget
-    from expert.run.stored.locate import run_or_result
 
     console = make_console(error=as_json, needed=compare is not None)
     if compare is not None:
-        first, second = (run_or_result(place) for place in compare)
-        show_compared(first, second, console, as_json=as_json)
+        show_compared(*compare, console, as_json=as_json)
         return
     manifest = options.one_manifest(file, manifest)
     flags = options.flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
@@ -150,7 +148,7 @@ def show_ladder(ladder: Ladder, console: Console) -> None:
 
 
 def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:
-    """Two results or two runs, with their ratio."""
+    """Two results, with their ratio."""
     from expert.insight.ladder.comparison import compare
 
     found, doubts = compare(first, second)

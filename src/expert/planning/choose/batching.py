@@ -93,7 +93,7 @@ def _gib(draft: PlanDraft) -> str:
 def _settle_quantization(draft: PlanDraft, chosen: str) -> None:
     asked, path = draft.model.quantization, "model.quantization"
     if asked == "auto":
-        because = "4 bits are for adapters on a GPU that has no room for the base in 16"
+        because = "unquantised: 4 bits are only for adapters on a GPU that lacks room"
         if draft.resolved.shape is None:
             because = f"the size of the model is not known: {draft.resolved.shape_from}"
             draft.settle(path, chosen, because, "preset")

@@ -12,7 +12,6 @@ from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import (
     budget_of,
     host_bytes_of_node,
-    lacking_host_bytes,
     peak_bytes,
     suggest_fit,
     with_fewest_checkpointed,
@@ -91,10 +90,6 @@ def _settle_offload(draft: PlanDraft, work: Workload | None) -> None:
     if work is None or not work.offload:
         draft.settle(path, False, DEFAULT, "preset")
         draft.settle("parallel.host_bytes", None, "nothing is offloaded")
-        lacking = lacking_host_bytes(draft, work) if work is not None else None
-        if lacking is not None:
-            free = gib(draft.target.host_bytes or 0)
-            draft.warn(path, f"would fit, but needs {gib(lacking)} of memory and {free} are free")
         return
     on_the_card = peak_bytes(draft, replace(work, offload=False))
     because = f"without it {gib(on_the_card)} of {gib(budget_of(draft))} would be needed"

@@ -98,19 +98,6 @@ def has_host_memory(draft: PlanDraft, work: Workload) -> bool:
     return free is None or host_bytes_of_node(draft, work) <= free
 
 
-def lacking_host_bytes(draft: PlanDraft, work: Workload) -> int | None:
-    """Host memory that offloading would need if the machine has less; None if that is not the
-    obstacle."""
-    if fits(draft, work) or draft.config.distributed == "replicated":
-        return None
-    if not _may_offload(draft, work):
-        return None
-    offloaded = replace(work, engine="sharded", offload=True)
-    if has_host_memory(draft, offloaded) or not fits(draft, offloaded):
-        return None
-    return host_bytes_of_node(draft, offloaded)
-
-
 def host_bytes_of_node(draft: PlanDraft, work: Workload) -> int:
     """Host memory for the shards of a machine's ranks."""
     return host_bytes(work, sum(base_bytes(work))) * draft.cluster.ranks_per_node
