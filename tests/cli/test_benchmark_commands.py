@@ -84,16 +84,6 @@ def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
         assert ("█" in text) == terminal
 
 
-def test_a_narrow_terminal_has_fewer_columns_and_no_broken_number():
-    shown, file = recorded(terminal=True, width=80)
-    fast = setting("packing", 2_398_206.0, gain=1.95, cumulative=5.35, loss_difference=0.0)
-    show_ladder(ladder(setting("baseline", 640_472.0, cumulative=1.0), fast), shown)
-    text = file.getvalue()
-    assert "rows/s" not in text
-    for number in ("2,398,206", "1.95x", "5.35x"):
-        assert any(number in line for line in text.splitlines() if "packing" in line)
-
-
 def test_settings_are_shown_as_they_are_measured(run: Runner, manifest, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "events_of", Played({"packing": 250.0}))
     to = tmp_path / "results" / "mine.json"

@@ -11,7 +11,7 @@ import pytest
 
 from expert.planning.machine.machine import Fact
 from tests.each import each
-from tests.planning.planning import asked, decision, machine, manifest, plan, remarks
+from tests.planning.planning import decision, machine, manifest, plan, remarks
 
 
 def test_advice_fits_together():
@@ -145,23 +145,6 @@ def test_rows_of_a_run_are_counted_exactly(tmp_path):
         cache = Path(plan(manifest(name=name)).data.cache or "")
         assert cache.parent == Path("nowhere/datasets_optimized")
         assert ".." not in cache.parts
-
-
-def test_what_is_asked_for_and_can_be_done_calls_for_no_remark():
-    workers = plan(manifest({"packing": False, "dataloader_num_workers": 3}))
-    assert decision(workers, "loader.workers") == asked(3)
-    assert plan(manifest({"packing": False})).loader.workers == 2
-    split = plan(manifest({"batch_size": 64, "packing": False}), "rtx-3060")
-    assert split.batch.micro_batch < split.batch.examples_per_update == 64
-    assert remarks(workers, "superseded") == remarks(split, "superseded") == []
-    for name in ("Qwen3-0.6B", "Qwen3-1.5B"):  # on a CPU too
-        made = plan(manifest(base_models=[{"name": name, "quantization": "int4"}]), None)
-        assert decision(made, "model.quantization") == asked("int4")
-    for kind in ("lora", "dora", "ia3", "lokr", "adalora"):
-        made = plan(manifest({"adapter_type": kind, "target_modules": ["nonsense"]}))
-        assert made.adapter.trainable_parameters == 0
-    tight = plan(manifest(base_models=[{"name": "Qwen3-8B"}]), "rtx-3060")
-    assert tight.memory.peak_bytes <= 0.95 * tight.memory.budget_bytes
 
 
 @pytest.mark.parametrize(

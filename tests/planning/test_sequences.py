@@ -202,9 +202,3 @@ def test_a_micro_batch_larger_than_a_step_is_planned_as_what_a_step_has(card):
     config = {"packing": False, "batch_size": 3}
     padded, three = (plan(manifest({**config, "micro_batch_size": n}), card) for n in (64, 3))
     assert (padded.batch.micro_batch, padded.memory) == (3, three.memory)
-
-
-def test_blocks_are_recomputed_for_what_is_on_the_card_and_not_for_what_was_asked():
-    asked, larger = asking_for(32, "a100"), asking_for(32, "a100", batch_size=128)
-    assert asked.fits
-    assert asked.kernels.recomputed_blocks < larger.kernels.recomputed_blocks
