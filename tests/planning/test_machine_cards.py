@@ -27,9 +27,6 @@ def test_a_card_is_described_with_every_fact_and_its_source():
     }
     assert vars(gpu) == {name: Fact(value, "NVML") for name, value in told.items()} | {
         "mig_slice": Fact(None, "not split by MIG"),
-        "power_limit_watts": Fact(700.0, "NVML enforced limit"),
-        "pcie_generation": Fact(5, "NVML link maximum"),
-        "pcie_width": Fact(16, "NVML at present"),
     }
     assert nvml.running == 0
     nvml.broken = {"nvmlShutdown": pynvml.NVML_ERROR_UNINITIALIZED}  # a failing shutdown

@@ -32,7 +32,7 @@ from expert.planning.choose.recipe import (
     settle_optimisation,
     settle_watching,
 )
-from expert.planning.choose.sanity import sanity_warnings
+from expert.planning.choose.sanity import warn_of_settings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import tiny_settings_warnings
 from expert.planning.decisions import Source
@@ -132,7 +132,7 @@ def _settle_all(draft: PlanDraft, benchmarks: list[MeasuredRate]) -> None:
     for path, text in tiny_settings_warnings(draft.model, draft.config, draft.resolved.shape):
         draft.warn(path, text)
     settle_watching(draft)
-    draft.remarks += sanity_warnings(draft.__getitem__, draft["length.total_steps"])
+    warn_of_settings(draft)
     warn_of_idle_ranks(draft)
     settle_expected_time(draft, work)
     settle_arithmetic(draft, work)

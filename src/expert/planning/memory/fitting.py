@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from expert.manifest.schema.kinds import OPTIMIZERS
@@ -169,19 +169,11 @@ def fits(draft: PlanDraft, work: Workload) -> bool:
 
 def largest_batch(draft: PlanDraft, work: Workload, most: int, budget: int) -> int:
     """The most sequences, up to `most`, whose peak fits; 0 if not even one does."""
-
-    def has_room(rows: int) -> bool:
-        return peak_bytes(draft, replace(work, rows=rows, accumulates=rows < most)) <= budget
-
-    return _most(most, has_room)
-
-
-def _most(limit: int, has_room: Callable[[int], bool]) -> int:
-    """The largest number up to `limit` that has room; 0 if not even 1 does."""
-    low, high = 0, limit
+    low, high = 0, most
     while low < high:  # more never takes less memory
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if has_room(middle) else (low, middle - 1)
+        rows = (low + high + 1) // 2
+        fits_here = peak_bytes(draft, replace(work, rows=rows, accumulates=rows < most)) <= budget
+        low, high = (rows, high) if fits_here else (low, rows - 1)
     return low
 
 
