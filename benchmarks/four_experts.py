@@ -33,7 +33,7 @@ from surroundings import environment
 
 import expert
 from expert.core.files import write_text_atomically
-from expert.planning.benchmark_settings import BASELINE, SettingContext
+from expert.planning.benchmark_settings import baseline
 from expert.run.open import open_run
 from expert.run.session.short_run import ShortRun, short_run
 
@@ -107,15 +107,7 @@ def some_lines(file: Path, count: int) -> list[str]:
 
 def plain_settings(rows_at_once: int) -> tuple[str, ...]:
     """The baseline of `expert benchmark`, with this micro-batch size."""
-    ground = SettingContext(
-        on_gpu=torch.cuda.is_available(),
-        characters=False,
-        rows_at_once=rows_at_once,
-        rows_per_sequence=1.0,
-        sequences_per_update=1,
-        packed=False,
-    )
-    values = BASELINE.values(ground).items()
+    values = baseline(on_gpu=torch.cuda.is_available(), micro_batch=rows_at_once).values.items()
     return tuple(f"training.config.{key}={json.dumps(value)}" for key, value in values)
 
 

@@ -87,7 +87,7 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 
 
 # Tests whose processes are forked from one that has imported everything (`tests/forked.py`).
-FORKED = {"parallel", "benchmark", "test_training_signals.py", "test_signals_anywhere.py"}
+FORKED = {"parallel", "test_training_signals.py", "test_signals_anywhere.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

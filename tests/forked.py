@@ -1,8 +1,6 @@
 """Processes that start instantly: forks of one that has made all imports of a run.
 
 That process is Python's forkserver, one per test worker, itself a fork of that of `tests/warm.py`.
-Its first user decides what it imports: `expert benchmark` forks from the same one to measure each
-setting.
 """
 
 from __future__ import annotations

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from expert.cli.benchmark import BenchmarkView, show_ladder
+from expert.cli.benchmark import show_ladder
+from expert.jobs.benchmark import benchmark as job
 from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.cli.screens import recorded
 from tests.insight.ladders import ladder, setting
-from tests.jobs.benchmark.fake_processes import be_brisk
+from tests.jobs.benchmark.fake_processes import Played
 from tests.jobs.runs import base_model, write_expert
 from tests.planning.test_measurements import rate as a_rate
 
@@ -26,27 +27,6 @@ CLIMBED = ladder(
 @pytest.fixture
 def manifest(tmp_path: Path) -> str:
     return str(write_expert(tmp_path / "expert", base_model(), {}))
-
-
-@pytest.mark.slow
-def test_two_settings_measured_for_real_and_written_where_asked(
-    run: Runner, manifest, tmp_path, monkeypatch
-):
-    be_brisk(monkeypatch)
-    to = tmp_path / "results" / "mine.json"
-    more = ("--only", "attention", "--to", str(to), "--json", "--device", "cpu")
-    ran = run("benchmark", "-m", manifest, "--quick", *more, "--set", "seed=7")
-    assert ran.code == 0, ran.err
-    found = json.loads(ran.out)
-    measured = {one["name"]: one["measured"] for one in found["rungs"] if one["measured"]}
-    assert list(measured) == ["packing", "attention"]
-    assert all(seen["tokens_per_second"] > 0 for seen in measured.values())
-    assert found["command"].startswith("expert benchmark -m ")
-    assert "attention: the plan's attention kernel" in ran.err
-    assert json.loads(to.read_text(encoding="utf-8")) == found
-    assert to.with_suffix(".md").is_file()
-    assert to.with_suffix(".html").is_file()
-    assert not (tmp_path / "home").exists()  # a partial benchmark has no winner
 
 
 @pytest.mark.parametrize(
@@ -104,35 +84,19 @@ def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
         assert ("█" in text) == terminal
 
 
-def test_a_narrow_terminal_has_fewer_columns_and_no_broken_number():
-    shown, file = recorded(terminal=True, width=80)
-    fast = setting("packing", 2_398_206.0, gain=1.95, cumulative=5.35, loss_difference=0.0)
-    show_ladder(ladder(setting("baseline", 640_472.0, cumulative=1.0), fast), shown)
-    text = file.getvalue()
-    assert "rows/s" not in text
-    for number in ("2,398,206", "1.95x", "5.35x"):
-        assert any(number in line for line in text.splitlines() if "packing" in line)
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(terminal, tmp_path):
-    now = [0.0]
-    shown, file = recorded(terminal=terminal, width=160)
-    with BenchmarkView(shown, clock=lambda: now[0]) as view:
-        view.setting_started("pre-tokenised", "tokens", 1, 11, 120.0)
-        view.setting_progress("training", 5)
-        now[0] = 20.0
-        view.setting_finished(CLIMBED.rungs[0])
-        view.setting_started("loader", "batches", 2, 11, 200.0)
-        now[0] = 80.0
-        view.setting_progress("training", 1)
-        view.remembered(tmp_path / "measurements.json")
-    text = file.getvalue()
-    assert str(tmp_path / "measurements.json") in text.replace("\n", "")
-    assert "expert benchmark --forget" in text
-    assert "baseline: 100 tokens/s" in text
-    assert "(about 2 min left)" in text
-    assert ("training step 1  (about 2 min left)" in text) == terminal
+def test_settings_are_shown_as_they_are_measured(run: Runner, manifest, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "events_of", Played({"packing": 250.0}))
+    to = tmp_path / "results" / "mine.json"
+    more = ("--only", "packing", "--to", str(to), "--json", "--device", "cpu")
+    ran = run("benchmark", "-m", manifest, "--quick", *more, "--set", "seed=7")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["command"].startswith("expert benchmark -m ")
+    assert "packing: several rows to a sequence" in ran.err
+    assert "packing: 250 tokens/s, 2.50x" in ran.err
+    assert json.loads(to.read_text(encoding="utf-8")) == found
+    assert to.with_suffix(".md").is_file()
+    assert to.with_suffix(".html").is_file()
 
 
 def test_remembered_winners_are_forgotten_and_the_file_is_named(

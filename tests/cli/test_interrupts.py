@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from expert.data.tokens import prepare
-from tests.insight.ladders import ladder, setting
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished
 
@@ -67,27 +65,6 @@ def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch):
     assert ran.code == 143
     assert "expert validate: stopped by SIGTERM: no verdict was written" in ran.err
     assert not (folder / "validation.json").exists()
-
-
-def test_a_benchmark_that_is_stopped_keeps_the_settings_that_were_measured(
-    run, expert, monkeypatch
-):
-    from expert.jobs.benchmark.benchmark import Benchmark
-
-    def measure(self: Benchmark, folder: Path) -> Any:
-        self.partial_result = ladder(
-            setting("baseline", 100.0), setting("packing", 250.0, gain=2.5)
-        )
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Benchmark, "run", measure)
-    ran = run("benchmark", "-m", str(expert), "--device", "cpu")
-    file = next((expert.parent / "runs" / "benchmarks").glob("*/ladder.json"))
-    assert ran.code == 130
-    assert str(file) in ran.err
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    assert [one["name"] for one in kept["rungs"]] == ["baseline", "packing"]
-    assert kept["notes"][-1].startswith("interrupted by Ctrl-C after 'packing'")
 
 
 def test_a_signal_that_was_ignored_from_the_start_stays_ignored(run):

@@ -17,13 +17,10 @@ GPU = Gpu(
     memory_total_bytes=Fact(80 * GIB, "NVML"),
     memory_free_bytes=Fact(int(75.75 * GIB), "NVML"),
     holders=Fact((GpuProcess(123, "python", int(4.2 * GIB)), GpuProcess(9, None, None)), "NVML"),
-    utilisation_percent=Fact(37, "NVML"),
+    utilisation_percent=unknown("this card does not report it"),
     capability=Fact((9, 0), "NVML"),
     driver=Fact("570.86.10", "NVML"),
     cuda_driver_version=Fact("12.8", "NVML"),
-    power_limit_watts=unknown("this card does not report it"),
-    pcie_generation=Fact(5, "NVML link maximum"),
-    pcie_width=Fact(16, "NVML at present"),
 )
 
 MACHINE = Machine(
@@ -54,7 +51,7 @@ def test_the_table_has_a_row_for_every_fact_with_its_source_and_cards_come_first
         ("GPU 0 memory free", "75.8 GiB", "NVML"),
         ("GPU 0 memory held by", held, "NVML"),
         ("GPU 0 capability", "9.0", "NVML"),
-        ("GPU 0 power limit", "unknown", "this card does not report it"),
+        ("GPU 0 busy", "unknown", "this card does not report it"),
         ("GPU 1 MIG slice", "MIG-1111", "NVML"),
         ("CPU", "Some [bold] CPU", "/proc/cpuinfo"),
         ("memory available", "12.0 GiB", "psutil"),

@@ -56,9 +56,6 @@ class FakeNvml(ModuleType):
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
             "nvmlSystemGetDriverVersion": lambda: "570.86.10",
             "nvmlSystemGetCudaDriverVersion": lambda: 12080,
-            "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
-            "nvmlDeviceGetMaxPcieLinkGeneration": lambda handle: 5,
-            "nvmlDeviceGetCurrPcieLinkWidth": lambda handle: 16,
         }
 
     def __getattr__(self, name: str) -> Any:

@@ -57,9 +57,6 @@ def gpu(name: str, gib: float, capability: tuple[int, int], held_gib: float = 0)
         capability=Fact(capability, "test"),
         driver=none,
         cuda_driver_version=none,
-        power_limit_watts=none,
-        pcie_generation=none,
-        pcie_width=none,
     )
 
 

@@ -40,21 +40,6 @@ def test_the_reason_for_not_fusing_is_given(config, model, card, words):
     assert any(remark.path == PATH for remark in made.remarks)
 
 
-@each(
-    "config",
-    [
-        {"adapter_type": "dora", "rank": 14, "dropout": 0.1},
-        {"target_modules": ["q_proj", "v_proj"], "dropout": 0.05},
-    ],
-    ids=str,
-)
-@each("quantization", ["none", "int4", "int8"])
-def test_dora_dropout_some_layers_and_quantised_weights_are_fused_too(config, quantization):
-    models = [{"name": "Qwen3-0.6B", "quantization": quantization}]
-    made = plan(manifest(config, base_models=models))
-    assert (made.kernels.fused_blocks, made.kernels.compile) == (True, False)
-
-
 @each(("rows", "attention"), [(4_000, "flash"), (400_000, "flex")])
 def test_attention_is_compiled_only_for_runs_that_are_long_enough(rows, attention):
     survey = Survey(rows, rows * 480, "counted", longest_tokens=1900)

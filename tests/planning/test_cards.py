@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.planning.machine.cards import CARDS, Card, card_by_nvml_name, find_card, suggest_cards
+from expert.planning.machine.cards import CARDS, Card, card_by_nvml_name, find_card
 from tests.each import each
 
 every_card = each("card", CARDS, ids=lambda card: card.slug)
@@ -52,33 +52,19 @@ def test_every_row_is_physically_possible_and_found_by_its_names(card: Card):
     [
         ("RTX 4090", "rtx-4090"),
         ("4090", "rtx-4090"),
-        ("rtx4090", "rtx-4090"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("4080 super", "rtx-4080-super"),
-        ("4080-super", "rtx-4080-super"),
-        ("4070 Ti Super", "rtx-4070-ti-super"),
-        ("1660 ti", "gtx-1660-ti"),
         ("a6000", "rtx-a6000"),
         ("RTX 6000 Ada Generation", "rtx-6000-ada"),
-        ("6000 ada", "rtx-6000-ada"),
         ("rtx pro 6000 blackwell", "rtx-pro-6000"),
         ("Tesla T4", "t4"),
-        ("h100", "h100"),
-        ("H100 SXM", "h100"),
         ("h100-80gb", "h100"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("4090 laptop", "rtx-4090-laptop"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
         # A bare name means the smallest memory, and a size picks its own.
         ("a100", "a100-40gb"),
-        ("a100 pcie", "a100-pcie-40gb"),
-        ("v100", "v100-16gb"),
-        ("rtx 3080", "rtx-3080-10gb"),
         ("4060 ti", "rtx-4060-ti-8gb"),
-        ("5060ti", "rtx-5060-ti-8gb"),
-        ("a2000", "rtx-a2000-6gb"),
-        ("3080 laptop", "rtx-3080-laptop-8gb"),
-        ("4060-ti-16gb", "rtx-4060-ti-16gb"),
         ("A100 80GB", "a100-80gb"),
         # Unknown or ambiguous names are never guessed.
         *((typed, None) for typed in ("", "rtx", "nvidia", "4095")),
@@ -111,24 +97,14 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
         ("NVIDIA GeForce RTX 4060 Ti", 8188, "rtx-4060-ti-8gb"),
         ("NVIDIA GeForce RTX 3080", 12288, "rtx-3080-12gb"),
         ("GeForce RTX 2080 Ti", 11019, "rtx-2080-ti"),
-        ("NVIDIA A40", 49140, "a40"),
         ("NVIDIA H200", 143771, "h200"),
         # A slice, a modified or an unknown card is not in the table.
         ("NVIDIA H200", 71885, None),
-        ("NVIDIA A100-SXM4-40GB", 4864, None),
         ("NVIDIA GeForce RTX 4090", 49140, None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864, None),
         ("NVIDIA GeForce RTX 9999", 24564, None),
-        ("rtx-4090", 24564, None),
-        ("", 0, None),
     ],
 )
 def test_one_driver_name_with_two_sizes_is_distinguished_by_memory(nvml_name, mib, slug):
     found = card_by_nvml_name(nvml_name, mib * MIB)
     assert (found and found.slug) == slug
-
-
-def test_suggestions_start_with_the_likeliest_slug_and_never_repeat_one():
-    assert suggest_cards("rtx 4095")[0] == "rtx-4090"
-    assert "rtx-6000-ada" in suggest_cards("rtx 6000")
-    assert suggest_cards("zzzzz") == []

@@ -98,15 +98,6 @@ def test_passes_are_captured_where_the_time_of_computing_them_is_shorter(config,
     assert long_run(**config).kernels.cuda_graphs is captured
 
 
-def test_short_rows_of_a_small_model_are_captured():
-    """16 rows of 220 tokens: eight times as fast (docs/benchmarks/small-updates-h200.json)."""
-    short = Survey(4000, 4000 * 220, "counted", longest_tokens=400)
-    for compiled in (False, True):
-        config = {"batch_size": 16, "torch_compile": compiled}
-        made = long_run(model="SmolLM2-135M", survey=short, **config)
-        assert made.kernels.cuda_graphs
-
-
 def test_the_character_model_is_captured_in_small_batches_only():
     """At 64 blocks 1.8 times as fast as compiled alone (ladder-char-gpt-h200.json)."""
     data = manifest({"adapter_type": "full"}, base_models=[{"name": "char-gpt"}])
@@ -134,10 +125,3 @@ def test_what_captured_passes_keep_and_what_runs_beside_them_is_in_the_peak():
     assert 2 * GIB < more < 8 * GIB
     work = workload_of(captured)  # as a run estimates again after a fallback
     assert estimate(work).total == pytest.approx(captured.memory.peak_bytes, rel=1e-6)
-
-
-def test_where_both_fit_fewer_rows_are_evaluated_beside_captured_passes():
-    config = {"torch_compile": True, "micro_batch_size": 1, "vram_limit": "8GB"}
-    plain, captured = (long_run(use_cuda_graphs=on, **config) for on in (False, True))
-    assert plain.batch.eval_batch > captured.batch.eval_batch >= captured.batch.micro_batch
-    assert captured.fits

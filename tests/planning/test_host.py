@@ -92,12 +92,6 @@ def test_the_tightest_of_affinity_and_quotas_gives_the_cores(tmp_path, files, co
     assert host.cores_available(write(tmp_path, files)) == Fact(cores, source)
 
 
-def test_the_processor_is_named_as_proc_names_it(tmp_path):
-    text = "processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor"
-    roots = write(tmp_path, {"proc/cpuinfo": text})
-    assert host.cpu_model(roots) == Fact("AMD EPYC 9654 96-Core Processor", "/proc/cpuinfo")
-
-
 # --- memory --------------------------------------------------------------------------------------
 
 

@@ -157,14 +157,6 @@ def test_torch_s_kernels_run_where_flash_attention_4_is_slower_or_wrong(monkeypa
     assert "32" in str(remarks(asked, "warning"))
 
 
-def test_without_flash_attention_4_its_command_is_advised_on_hopper_alone():
-    told = [remarks(plan(manifest({}), card), "advice") for card in ("h200", "rtx-4090")]
-    assert ["flash4" in str(advice) for advice in told] == [True, False]
-    asked = plan(manifest({"attention": "flash4"}), "h200")
-    assert decision(asked, "kernels.attention")[::2] == ("flash", "fallback")
-    assert "flash4]" in str(remarks(asked, "warning"))
-
-
 @each(
     ("card", "config", "instead"),
     [

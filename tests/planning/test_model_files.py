@@ -50,11 +50,3 @@ def test_kernels_that_a_folder_asks_for_are_named(tmp_path: Path):
     asked = [check_model_files(hostile(n, tmp_path / n)) for n in HARMLESS if "hub" in n]
     assert [len(kernels) for kernels in asked] == [1, 1, 1]
     assert "evil/kernel" in asked[0][0]
-
-
-def test_all_that_is_wrong_is_said_at_once(tmp_path: Path):
-    folder = hostile("a billion layers", tmp_path / "model")
-    REFUSED["the config names a pickle"](folder)
-    with pytest.raises(InvalidModelFolder, match=r"weights\.bin") as refused:
-        check_model_files(folder)
-    assert "num_hidden_layers" in str(refused.value)

@@ -182,19 +182,6 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
     assert (rows.batch.micro_batch, rows.fits) == (64, False)
 
 
-def test_what_is_given_up_needlessly_is_honoured_with_advice():
-    int4 = plan(manifest(base_models=[{"name": "Qwen3-0.6B", "quantization": "int4"}]))
-    assert decision(int4, "model.quantization") == asked("int4")
-    full = plan(manifest({"gradient_checkpointing": True}))
-    assert decision(full, "kernels.checkpointing") == asked("full")
-    told = (remarks(made, "advice") for made in (int4, full))
-    ends = (
-        "quantization: none is faster and more precise",
-        "gradient_checkpointing: false is up to 1.4x faster",
-    )
-    assert all(text.endswith(end) for [text], end in zip(told, ends, strict=True))
-
-
 def test_a_memory_limit_is_kept_and_what_others_hold_is_left_alone():
     made = plan(manifest({"vram_limit": "8GB"}), "h200")
     assert made.memory.peak_bytes <= made.memory.budget_bytes == 8 * GIB

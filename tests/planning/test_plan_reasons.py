@@ -11,7 +11,7 @@ import pytest
 
 from expert.planning.machine.machine import Fact
 from tests.each import each
-from tests.planning.planning import asked, decision, machine, manifest, plan, remarks
+from tests.planning.planning import decision, machine, manifest, plan, remarks
 
 
 def test_advice_fits_together():
@@ -67,7 +67,7 @@ MORE_THAN_A_STEP = {"batch_size": 3, "packing": False, "micro_batch_size": 5}
         ({"device": "cpu"}, "h200", "this plan is for H200 SXM"),
         (MISSPELT, "rtx-4090", "no known layer is called q_porj"),
         ({"dataloader_num_workers": 8}, "h200", "a thread feeds prepared"),
-        (MORE_THAN_A_STEP, "rtx-4090", "a step has only 3 sequences"),
+        (MORE_THAN_A_STEP, "rtx-4090", "a whole step is only 3 sequences"),
         ({"eval_batch_size": 4096}, "rtx-3060", "an evaluation batch of 4096 will not fit"),
         # Costly settings are honoured with a warning.
         ({"attention": "eager"}, "rtx-4090", "eager attention keeps every score"),
@@ -147,23 +147,6 @@ def test_rows_of_a_run_are_counted_exactly(tmp_path):
         assert ".." not in cache.parts
 
 
-def test_what_is_asked_for_and_can_be_done_calls_for_no_remark():
-    workers = plan(manifest({"packing": False, "dataloader_num_workers": 3}))
-    assert decision(workers, "loader.workers") == asked(3)
-    assert plan(manifest({"packing": False})).loader.workers == 2
-    split = plan(manifest({"batch_size": 64, "packing": False}), "rtx-3060")
-    assert split.batch.micro_batch < split.batch.examples_per_update == 64
-    assert remarks(workers, "superseded") == remarks(split, "superseded") == []
-    for name in ("Qwen3-0.6B", "Qwen3-1.5B"):  # on a CPU too
-        made = plan(manifest(base_models=[{"name": name, "quantization": "int4"}]), None)
-        assert decision(made, "model.quantization") == asked("int4")
-    for kind in ("lora", "dora", "ia3", "lokr", "adalora"):
-        made = plan(manifest({"adapter_type": kind, "target_modules": ["nonsense"]}))
-        assert made.adapter.trainable_parameters == 0
-    tight = plan(manifest(base_models=[{"name": "Qwen3-8B"}]), "rtx-3060")
-    assert tight.memory.peak_bytes <= 0.95 * tight.memory.budget_bytes
-
-
 @pytest.mark.parametrize(
     ("overlong", "tokens", "sequences"), [("cut", 92_160, 16), ("split", 1_894_736, 16)]
 )
@@ -179,7 +162,6 @@ def test_long_rows_count_by_what_becomes_of_them(tmp_path, overlong, tokens, seq
 
 PHI4, PLAIN_8B = {"name": "microsoft/phi-4"}, {"name": "Llama-3.1-8B", "quantization": "none"}
 BASE, CHECKPOINTING = "model.quantization", "kernels.checkpointing"
-HALF, FULL = {"gradient_checkpointing": "selective"}, {"adapter_type": "full"}
 FOUR = {"batch_size": 4, "packing": False}
 THIRTEEN = {"batch_size": 13, "packing": False, "micro_batch_size": 5}
 
@@ -188,13 +170,10 @@ THIRTEEN = {"batch_size": 13, "packing": False, "micro_batch_size": 5}
     ("config", "base", "card", "path", "because"),
     [
         ({}, PHI4, "gtx-1650", CHECKPOINTING, "even checkpointing every block does not fit"),
-        ({}, PHI4, "gtx-1650", BASE, "the smallest choice, and still more than 3.9 GiB"),
-        ({}, PHI4, "rtx-4090", BASE, "in NF4 it does"),
+        ({}, PHI4, "rtx-4090", BASE, "does not fit 23.3 GiB in 16 bits"),
         ({}, PHI4, "gtx-1650", "batch.micro_batch", "not even this fits 3.9 GiB"),
-        (HALF, {}, "rtx-4090", CHECKPOINTING, "half of the blocks"),
         ({}, PLAIN_8B, "rtx-4090", CHECKPOINTING, "as few blocks as needed"),
-        (FULL, {}, "h200", BASE, "all weights are trained"),
-        (THIRTEEN, {}, "h200", "batch.accumulation", "3 × at most 5"),
+        (THIRTEEN, {}, "h200", "batch.accumulation", "3 × up to 5"),
         (FOUR, {}, "h200", "batch.micro_batch", "a whole step fits 136.2 GiB"),
     ],
 )

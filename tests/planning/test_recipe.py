@@ -124,10 +124,7 @@ def test_the_template_of_a_folder_follows_the_last_part_of_the_model_s_name(
 def test_a_model_of_the_hub_is_asked_by_its_own_template_before_and_after_the_download(tmp_path):
     for name in ("Qwen/Qwen3-0.6B", "Qwen3-0.6B", "openai-community/gpt2"):
         made = plan(manifest(base_models=[{"name": name}]))
-        own = (
-            "tokenizer",
-            "the tokenizer's own template once it is downloaded; chatml if it has none",
-        )
+        own = "tokenizer", "the tokenizer's own template; chatml if it has none"
         assert decision(made, "model.prompt_template")[:2] == own
         asked = plan(manifest(base_models=[{"name": name, "prompt_template": "phi"}]))
         assert asked.model.prompt_template == "phi"

@@ -18,7 +18,7 @@ from expert.planning.models.resolve import (
     resolve_model,
 )
 from tests.each import each
-from tests.planning.planning import NO_TENSORS, manifest, plan
+from tests.planning.planning import NO_TENSORS
 
 LLAMA = {
     "model_type": "llama",
@@ -96,13 +96,6 @@ def test_a_model_downloaded_before_is_found_in_the_hub_cache(tmp_path, name):
 def test_another_owner_s_model_of_the_same_name_is_not_taken(tmp_path, name):
     snapshot(tmp_path / "hub", f"somebody--{basename(name)}")
     assert resolve(name, tmp_path / "m", HF_HOME=str(tmp_path)).place == "hub"
-
-
-def test_a_name_without_owner_that_nobody_knows_is_taken_where_there_is_one_only(tmp_path):
-    only = snapshot(tmp_path / "hub", "a--unheard-of")
-    assert resolve("unheard-of", tmp_path / "m", HF_HOME=str(tmp_path)).location == str(only)
-    snapshot(tmp_path / "hub", "b--unheard-of")
-    assert resolve("unheard-of", tmp_path / "m", HF_HOME=str(tmp_path)).place == "hub"
 
 
 def test_a_revision_is_that_commit_or_the_one_its_name_stands_for(tmp_path):
@@ -200,22 +193,6 @@ def test_a_model_made_on_this_machine_is_found_by_its_name(tmp_path):
     model_folder(home / "models" / "smollm2-135m")
     found = resolve("smollm2-135m", tmp_path / "manifest", EXPERT_HOME=str(home))
     assert (found.place, found.location) == ("models folder", str(home / "models" / "smollm2-135m"))
-
-
-def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_model(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(resolving, "BUILT_IN", tmp_path)
-    folder = model_folder(tmp_path / "tiny")
-    (folder / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
-    (tmp_path / "train.jsonl").write_text('{"text": "some words"}\n' * 40, encoding="utf-8")
-    made = plan(manifest(base_models=[{"name": "tiny"}]), folder=tmp_path)
-    assert (made.model.place, made.model.location) == ("built-in", str(folder))
-    assert (made.model.architecture, made.model.prompt_template) == (None, "tokenizer")
-    assert (made.data.packing, made.data.max_seq_length) == ("best-fit", 512)
-    assert made.length.rows == 36  # rows of the file, not its characters in blocks
-    padded = plan(manifest({"packing": False}, base_models=[{"name": "tiny"}]), folder=tmp_path)
-    assert padded.loader.workers > 0
 
 
 # --- models that read more than text -------------------------------------------------------------

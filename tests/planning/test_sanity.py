@@ -24,17 +24,3 @@ def test_what_trains_nothing_or_diverges_is_a_warning_of_the_plan(config, path, 
     said = [remark for remark in plan(manifest(config)).remarks if remark.path == path]
     assert any(text in remark.text for remark in said)
     assert {remark.kind for remark in said} == {"warning"}
-
-
-@each(
-    "config",
-    [
-        {},
-        {"dropout": 0.5, "weight_decay": 0.1, "learning_rate": 9e-4},
-        {"max_grad_norm": 0, "warmup_ratio": 0.5},
-        {"warmup_steps": 5, "max_steps": 5, "early_stopping_patience": 1},
-    ],
-)
-def test_unusual_settings_that_do_train_are_not_doubted(config):
-    paths = {remark.path for remark in plan(manifest(config)).remarks}
-    assert not any(path.startswith(("optim.", "watch.")) for path in paths)

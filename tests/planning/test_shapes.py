@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expert.planning.models.shapes import PROJECTIONS, UnknownShape, shape_from_config
+from expert.planning.models.shapes import UnknownShape, shape_from_config
 from tests.each import each
 from tests.planning.planning import shape_of
 
@@ -21,8 +21,6 @@ LLAMA_32_1B, GPT2 = CONFIGS["Llama-3.2-1B"], CONFIGS["gpt2"]
 GEMMA3_4B_TEXT_PARAMETERS = 4_300_079_472 - 416_866_032 - 2_950_272
 
 MIXTRAL = {**LLAMA_32_1B, "model_type": "mixtral", "num_local_experts": 8}
-QWEN3_MOE = {**CONFIGS["Qwen3-0.6B"], "model_type": "qwen3_moe", "num_experts": 128}
-DEEPSEEK = {**LLAMA_32_1B, "model_type": "deepseek_v3", "n_routed_experts": 256}
 LATENT = {**LLAMA_32_1B, "model_type": "minicpm3", "kv_lora_rank": 256}
 BART = {**LLAMA_32_1B, "model_type": "bart", "is_encoder_decoder": True}
 
@@ -45,44 +43,17 @@ def test_a_config_gives_the_published_parameter_count(name: str, parameters: int
     assert (shape.parameters, shape.context) == (parameters, context)
 
 
-def test_linear_sizes_name_every_projection_and_a_plain_mlp_has_no_gate():
-    gated, plain = shape_from_config(LLAMA_32_1B), shape_from_config(GPT2)
-    assert set(gated.linear_sizes) == set(PROJECTIONS)
-    assert set(plain.linear_sizes) == set(PROJECTIONS) - {"gate_proj"}
-    assert gated.linear_sizes["k_proj"] == (2048, 512)
-    assert gated.linear_sizes["down_proj"] == (8192, 2048)
-
-
-def test_an_untied_head_and_biases_add_to_the_whole():
-    counts = [
-        shape_from_config({**LLAMA_32_1B, **more}).parameters
-        for more in ({}, {"tie_word_embeddings": False}, {"attention_bias": True})
-    ]
-    assert counts[1] - counts[0] == 128256 * 2048  # one more table
-    assert counts[2] - counts[0] == 16 * (32 + 8 + 8) * 64  # once per layer
-
-
 @each(
     ("config", "reason"),
     [
         (MIXTRAL, "a mixture of 8 experts is not modelled"),
-        (QWEN3_MOE, "a mixture of 128 experts is not modelled"),
-        (DEEPSEEK, "a mixture of 256 experts is not modelled"),
         (LATENT, "multi-head latent attention (kv_lora_rank) is not modelled"),
         (BART, "an encoder-decoder model is not modelled"),
         # Missing numbers are named all at once.
         (without("vocab_size"), "config.json has no usable vocab_size"),
-        (without("intermediate_size"), "config.json has no usable intermediate_size"),
         (
             without("num_attention_heads", "hidden_size"),
             "config.json has no usable hidden_size, num_attention_heads",
-        ),
-        (
-            {},
-            (
-                "config.json has no usable num_hidden_layers, hidden_size, "
-                "num_attention_heads, vocab_size, intermediate_size"
-            ),
         ),
     ],
 )

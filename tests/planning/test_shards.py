@@ -11,7 +11,6 @@ import pytest
 
 from expert.planning.memory.memory import NF4_BYTES_PER_WEIGHT, estimate
 from expert.planning.memory.shards import (
-    COMMUNICATOR_BYTES,
     GATHERED_BLOCKS,
     host_bytes,
 )
@@ -59,19 +58,6 @@ def test_a_rank_takes_what_was_measured_on_an_h200(case):
     assert reserved == pytest.approx(case["reserved_bytes"], rel=0.1)
 
 
-def test_replicated_is_one_card_and_a_buffer_to_sum_gradients_in():
-    alone, several = parts(LORA), parts(LORA, engine="replicated")
-    assert several["gradient_sum"] == 4 * min(LORA.trainable_parameters, 2**25)
-    assert several["cuda_context"] == alone["cuda_context"] + COMMUNICATOR_BYTES
-    same = alone.keys() - {"allocator_slack", "cuda_context"}
-    assert {key: several[key] for key in same} == {key: alone[key] for key in same}
-    assert not {"gathered_weights", "gradient_sum"} & alone.keys()
-    whole = parts(FULL)["activations"]
-    assert parts(FULL, engine="replicated")["activations"] == whole
-    # Shards of a full model compute in 16 bits.
-    assert parts(FULL, engine="sharded", shards=8)["activations"] < whole
-
-
 def test_a_quantised_base_is_divided_with_its_scales_and_gathered_as_it_is_stored():
     alone = parts(LORA, quantization="int4")
     found = parts(LORA, quantization="int4", engine="sharded", shards=4)
@@ -85,21 +71,6 @@ def test_a_quantised_base_is_divided_with_its_scales_and_gathered_as_it_is_store
     assert int8["base_weights"] == pytest.approx(
         parts(LORA, quantization="int8")["base_weights"] / 4, abs=1
     )
-
-
-def test_the_gradients_of_a_large_vocabulary_come_when_activations_are_gone():
-    shape = replace(LLAMA, layers=2, hidden=512, ffn=1024, vocab=200_000)
-    work = replace(FULL, shape=shape, row_tokens=8, engine="sharded", shards=8)
-    found = parts(work)
-    moving = ("activations", "workspace", "loss", "gathered_weights", "gradient_sum")
-    assert sum(found[key] for key in moving) == pytest.approx(6 * shape.rest_parameters, rel=1e-6)
-
-
-def test_more_ranks_never_need_more_memory_of_a_card():
-    for work in (LORA, FULL, replace(LORA, quantization="int4")):
-        totals = [estimate(replace(work, engine="sharded", shards=n)).total for n in (2, 4, 8, 64)]
-        assert totals == sorted(totals, reverse=True)
-        assert totals[-1] < estimate(work).total
 
 
 def test_what_is_offloaded_is_in_the_memory_of_the_machine_and_not_on_the_card():

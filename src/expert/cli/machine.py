@@ -92,9 +92,6 @@ def _gpu_rows(gpu: Gpu) -> Iterator[FactRow]:
     yield _row(f"{label} capability", gpu.capability, lambda pair: f"{pair[0]}.{pair[1]}")
     yield _row(f"{label} driver", gpu.driver)
     yield _row(f"{label} CUDA up to", gpu.cuda_driver_version)
-    yield _row(f"{label} power limit", gpu.power_limit_watts, "{:.0f} W".format)
-    yield _row(f"{label} PCIe generation", gpu.pcie_generation)
-    yield _row(f"{label} PCIe width", gpu.pcie_width, "x{}".format)
     if gpu.mig_slice.source != NOT_SPLIT:  # not worth a line on ordinary cards
         yield _row(f"{label} MIG slice", gpu.mig_slice)
     yield _row(f"{label} UUID", gpu.uuid)

@@ -14,7 +14,7 @@ from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.blocks import choose_compile, choose_fused_blocks
-from expert.planning.choose.fastest import settle_expected_time, settle_graphs_without_sizes
+from expert.planning.choose.fastest import settle_expected_time, settle_graphs
 from expert.planning.choose.kernels import (
     base_quantization,
     choose_attention,
@@ -24,11 +24,7 @@ from expert.planning.choose.kernels import (
     choose_switches,
     choose_tf32,
 )
-from expert.planning.choose.length import (
-    settle_arithmetic,
-    settle_disk,
-    settle_length,
-)
+from expert.planning.choose.length import settle_arithmetic, settle_disk, settle_length
 from expert.planning.choose.parallel import settle_engine, warn_of_idle_ranks
 from expert.planning.choose.recipe import (
     settle_adapter,
@@ -36,9 +32,10 @@ from expert.planning.choose.recipe import (
     settle_optimisation,
     settle_watching,
 )
-from expert.planning.choose.sanity import sanity_warnings
+from expert.planning.choose.sanity import warn_of_settings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import tiny_settings_warnings
+from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft, ResumedChoices
 from expert.planning.machine.target import Cluster, Target, target_per_rank
 from expert.planning.measurements import MeasuredRate, find_best, measurements_file, read_rates
@@ -129,13 +126,13 @@ def _settle_all(draft: PlanDraft, benchmarks: list[MeasuredRate]) -> None:
     work = settle_fit(draft, work, sequences)
     settle_engine(draft, work)
     if work is None:
-        settle_graphs_without_sizes(draft)
+        settle_graphs(draft, None)
     settle_widths(draft)
     settle_optimisation(draft)
     for path, text in tiny_settings_warnings(draft.model, draft.config, draft.resolved.shape):
         draft.warn(path, text)
     settle_watching(draft)
-    draft.remarks += sanity_warnings(draft.__getitem__, draft["length.total_steps"])
+    warn_of_settings(draft)
     warn_of_idle_ranks(draft)
     settle_expected_time(draft, work)
     settle_arithmetic(draft, work)
@@ -191,34 +188,29 @@ def _workload(
 
 
 def _settle_loader(draft: PlanDraft) -> None:
-    workers = _settle_workers(draft)
-    because = "batches ready ahead of the device"
-    key = "dataloader_prefetch_factor"
-    draft.choose("loader.prefetch", key, PREFETCHED_BATCHES, because, "preset")
-    draft.settle("loader.persistent_workers", workers > 0, f"{workers} workers")
-    because = "faster copies to the GPU" if draft.on_gpu else "no GPU"
-    draft.choose("loader.pin_memory", "dataloader_pin_memory", draft.on_gpu, because)
-
-
-def _settle_workers(draft: PlanDraft) -> int:
-    """Processes that make batches: none for packed tokens, where a thread is faster."""
+    """Processes that make batches, none for packed tokens; and how batches reach the device."""
     asked, cores, path = draft.config.dataloader_num_workers, draft.target.cores, "loader.workers"
     streaming = draft.dataset.streaming
+    source: Source = "machine"
     workers, because = 0, "a thread feeds memory-mapped tokens; processes would only copy them"
     if not streaming and (draft.packed or draft.is_char_model):
         if asked not in ("auto", 0):
             text = f"dataloader_num_workers {asked}: a thread feeds prepared, memory-mapped tokens"
             draft.supersede(path, text)
     elif asked != "auto":
+        workers, because, source = int(asked), SET, "manifest"
         if asked > cores:
             draft.warn(path, f"{asked} workers on {cores} cores slow each other down")
-        return int(draft.settle(path, asked, SET, "manifest"))
     else:
-        most, what = PADDED_WORKERS, "rows are padded ahead"
-        if streaming:
-            most, what = STREAMING_WORKERS, "streamed rows are tokenised ahead"
-        workers, because = max(0, min(most, cores - 1)), f"{what}; {cores} cores"
-    return int(draft.settle(path, workers, because))
+        most = STREAMING_WORKERS if streaming else PADDED_WORKERS
+        workers, because = max(0, min(most, cores - 1)), f"rows are made ahead; {cores} cores"
+    draft.settle(path, workers, because, source)
+    because = "batches ready ahead of the device"
+    key = "dataloader_prefetch_factor"
+    draft.choose("loader.prefetch", key, PREFETCHED_BATCHES, because, "preset")
+    draft.settle("loader.persistent_workers", workers > 0, f"{workers} workers")
+    because = "faster copies to the GPU" if draft.on_gpu else "no GPU"
+    draft.choose("loader.pin_memory", "dataloader_pin_memory", draft.on_gpu, because)
 
 
 def folder_name(name: str) -> str:

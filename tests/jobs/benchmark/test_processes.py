@@ -1,100 +1,56 @@
-"""The process that measures a setting, when it crashes, hangs or fails."""
+"""The process that measures a setting, when it fails, hangs or is stopped."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from expert.jobs.benchmark.child import Job, MeasurementFailed, events_of, run_setting
+from expert.jobs.benchmark import measured
+from expert.jobs.benchmark.measured import MeasurementFailed, events_of
 from tests.each import each
-from tests.forked import forked
-from tests.jobs.runs import times_slower
 
-# Targets are functions of a module, so that a forked process can import them.
-
-
-def works(job: Job, connection: Any, log: str, environ: dict[str, str]) -> None:
-    connection.send({"event": "step", "step": 1})
-    time.sleep(600)
-
-
-def fails(job: Job, connection: Any, *_: Any) -> None:
-    connection.send({"event": "setting_failed", "error": "out of memory"})
+RUNS = """
+import os, pathlib, sys, time
+run = pathlib.Path(sys.argv[1]) / "demo-1"
+run.mkdir(parents=True)
+(run / "pid").write_text(str(os.getpid()))
+(run / "events.jsonl").write_text('{"event": "step", "step": 1, "time": 1.0}\\n')
+"""
 
 
-def crashes(*_: Any) -> None:
-    os.kill(os.getpid(), signal.SIGSEGV)
+def events(monkeypatch, place: Path, code: str, limit: float = 60.0):
+    """The events of a process that runs this code instead of `expert train`."""
+    child = measured.Child
 
+    def started(command, **how):
+        return child([sys.executable, "-c", code, *command[4:]], **how)
 
-def leaves_words(job: Job, connection: Any, log: str, environ: dict[str, str]) -> None:
-    Path(log).write_text("Traceback\nno torch here\n", encoding="utf-8")
-    os._exit(3)
-
-
-def hangs(job: Job, connection: Any, log: str, environ: dict[str, str]) -> None:
-    os.setsid()
-    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    Path(log).write_text(str(started.pid), encoding="utf-8")
-    time.sleep(600)
-
-
-def events(target: Any, log: Path, limit: float = 60.0) -> Any:
-    forked(int).join()  # the server has imported everything
-    job: Any = SimpleNamespace(plan=SimpleNamespace(kernels=SimpleNamespace(device="cpu")))
-    return events_of(job, log=log, limit=limit, target=target)
+    monkeypatch.setattr(measured, "Child", started)
+    log = place / "log.txt"
+    return events_of([str(place / "runs")], place / "runs", log=log, env={}, limit=limit)
 
 
 @each(
-    ("target", "words"),
+    ("code", "words"),
     [
-        (fails, "^out of memory$"),
-        (crashes, "its process was killed by SIGSEGV"),
-        (leaves_words, "its process ended with code 3: no torch here"),
+        ("import sys; sys.exit('no torch here')", "its process ended with code 1: no torch here"),
+        ("import os; os.kill(os.getpid(), 11)", "its process was killed by SIGSEGV"),
+        (f"{RUNS}\ntime.sleep(600)", "not finished after"),
     ],
 )
-def test_a_setting_that_fails_says_why_and_spoils_no_later_one(tmp_path, target, words):
+def test_a_setting_that_fails_or_hangs_says_why(tmp_path, monkeypatch, code, words):
+    limit = 10.0 if "sleep" in code else 60.0
     with pytest.raises(MeasurementFailed, match=words):
-        next(events(target, tmp_path / "log.txt"))
-    running = events(works, tmp_path / "log.txt")
-    assert next(running) == {"event": "step", "step": 1}
+        list(events(monkeypatch, tmp_path, code, limit))
+
+
+def test_a_setting_is_ended_with_the_measurement(tmp_path, monkeypatch):
+    running = events(monkeypatch, tmp_path, f"{RUNS}\ntime.sleep(600)")
+    assert next(running)["step"] == 1
+    pid = int((tmp_path / "runs" / "demo-1" / "pid").read_text(encoding="utf-8"))
     running.close()
-
-
-def test_a_setting_that_hangs_is_ended_with_all_that_it_started(tmp_path):
-    limit = round(3 * times_slower())
-    with pytest.raises(MeasurementFailed, match=f"no answer for {limit} s"):
-        next(events(hangs, tmp_path / "log.txt", float(limit)))
-    pid = int((tmp_path / "log.txt").read_text(encoding="utf-8"))
-    for _ in range(100):
-        if not _lives(pid):
-            break
-        time.sleep(0.05)
-    assert not _lives(pid)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def starts_too_late(log: str, printed: str) -> None:
-    os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT), 2)
-    run_setting(None, None, log, {})  # type: ignore[arg-type]
-
-
-def test_a_process_started_after_its_benchmark_was_stopped_ends_silently(tmp_path):
-    process = forked(starts_too_late, str(tmp_path / "gone" / "log.txt"), str(tmp_path / "printed"))
-    process.join()
-    assert process.exitcode == 1
-    assert (tmp_path / "printed").read_text() == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,4 +1,4 @@
-"""Two benchmarks or two runs side by side, and whether they are comparable."""
+"""Two benchmarks side by side, and whether benchmarks or runs are comparable."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 
 from expert.core.text import counted
-from expert.insight.ladder.ladder import Ladder, LadderError, read_ladder
-from expert.insight.record import RunRecord, mapping, read_run
-from expert.insight.step.anatomy import dissect, median
+from expert.insight.ladder.ladder import Ladder, read_ladder
+from expert.insight.record import RunRecord, mapping
 
 Compared = tuple[str, float | None, float | None, float | None]
 """Name, first value, second value, second / first."""
@@ -59,28 +58,15 @@ def not_comparable(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]
 
 
 def compare(first: Path, second: Path) -> tuple[list[Compared], list[str]]:
-    """Two benchmarks setting by setting, or two run folders number by number; and why they should
-    not be compared."""
-    are_runs = [(path / "events.jsonl").is_file() for path in (first, second)]
-    if any(are_runs) and not all(are_runs):
-        raise LadderError(
-            f"--compare: {first} and {second} are of different kinds  "
-            "(name two results or two runs)"
-        )
-    if all(are_runs):
-        runs = [read_run(path) for path in (first, second)]
-        doubts = not_comparable(runs, [path.resolve().name for path in (first, second)])
-        one, other = map(_run_numbers, runs)
-    else:
-        ladders = [read_ladder(path) for path in (first, second)]
-        doubts = _ladder_doubts(*ladders)
-        one, other = map(_ladder_numbers, ladders)
+    """Two benchmarks setting by setting, and why they should not be compared."""
+    ladders = [read_ladder(path) for path in (first, second)]
+    one, other = map(_ladder_numbers, ladders)
     rows: list[Compared] = []
     for name in dict.fromkeys((*one, *other)):
         before, after = one.get(name), other.get(name)
         ratio = after / before if before and after is not None else None
         rows.append((name, before, after, ratio))
-    return rows, doubts
+    return rows, _ladder_doubts(*ladders)
 
 
 def _ladder_doubts(one: Ladder, other: Ladder) -> list[str]:
@@ -108,28 +94,3 @@ def _ladder_numbers(ladder: Ladder) -> dict[str, float | None]:
             found[f"{setting.name}: tokens/s"] = setting.measured.tokens_per_second
             found[f"{setting.name}: loss"] = setting.measured.loss
     return found
-
-
-def _run_numbers(run: RunRecord) -> dict[str, float | None]:
-    """Medians over the steady log lines, and the final losses and seconds."""
-    settled = dissect(run).steady
-
-    def numbers(event: str, key: str, split: str | None = None) -> list[float]:
-        events = [e for e in run.of(event) if split in (None, e.get("split", "validation"))]
-        return [float(e[key]) for e in events if isinstance(e.get(key), int | float)]
-
-    def last(event: str, key: str, split: str | None = None) -> float | None:
-        return next(reversed(numbers(event, key, split)), None)
-
-    keys = (
-        *("tokens_per_second", "samples_per_second", "steps_per_second", "mfu", "data_wait"),
-        *("padding", "gpu_utilization", "peak_allocated_bytes", "cpu_peak_memory_bytes"),
-        "power_watts",
-    )
-    found = {key.replace("_", " "): median(settled, key) for key in keys}
-    found["training loss"] = last("step", "loss")
-    found["validation loss"] = last("eval", "loss", "validation")
-    found["best validation loss"] = min(numbers("eval", "loss", "validation"), default=None)
-    found["test loss"] = last("eval", "loss", "test")
-    found["seconds"] = last("finished", "seconds")
-    return {name: value for name, value in found.items() if value is not None}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from expert.core.errors import ExpertError
 from expert.core.stored_json import read_stored_json
 
-FORMAT = 4
+FORMAT = 5
 """File version; newer files are refused."""
 FILE = "ladder.json"
 EQUAL_WITHIN = 0.02
@@ -23,18 +23,15 @@ work had 5 to 15 %, two cores with three processes on them 20 to 60 %."""
 MAX_DRIFT = 0.1
 """Change of the baseline's rate from the start to the end of the benchmark."""
 
-Status = Literal[
-    "kept", "no difference", "no gain", "slower", "disagrees", "failed", "not here", "no time"
-]
+Status = Literal["kept", "no difference", "slower", "disagrees", "failed", "not here", "no time"]
 MARKS: dict[Status, tuple[str, str]] = {
     "kept": ("✓", ""),
     "no difference": ("=", "no difference measured, stays"),
-    "no gain": ("≈", "no difference measured, left out"),
     "slower": ("↓", "slower"),
     "disagrees": ("≠", "another loss"),
     "failed": ("✗", "failed"),
     "not here": ("–", "does not apply"),
-    "no time": ("–", "not measured by itself"),
+    "no time": ("–", "not measured"),
 }
 """A sign and a word for each status."""
 KEPT_STATUSES = ("kept", "no difference")
@@ -71,10 +68,10 @@ class Measured(LadderModel):
     examples_per_update: float
     updates_measured: int
     updates_learnt: int
-    """Steps after which the loss was evaluated, the same for all settings."""
+    """Steps that the loss is taken over, the same for all settings."""
     compile_seconds: float | None
     loss: float | None
-    """On the held-out rows after `updates_learnt` steps, computed as this setting trains."""
+    """Training loss of the first `updates_learnt` steps."""
     micro_batch: int
     accumulation: int
     fallbacks: list[str]
@@ -135,9 +132,6 @@ class Ladder(LadderModel):
     training_rows: int
     max_seq_length: int
     examples_per_update: int
-    held_out_rows: int
-    held_out_tokens: int
-    quick: bool
     seconds: float
     environment: dict[str, Any]
     notes: list[str]
@@ -169,46 +163,38 @@ class Ladder(LadderModel):
 def read_ladder(path: Path) -> Ladder:
     """The result in a file, or in a folder that contains one."""
     file = path / FILE if path.is_dir() else path
+    refused = f"{file}: not a result of expert benchmark"
     try:
-        data = read_stored_json(file)
+        found = Ladder.model_validate(read_stored_json(file))
     except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
-        why = "there is no such file" if gone else error.strerror
-        raise LadderError(
-            f"{file}: not a result of expert benchmark: {why}  (name a {FILE}, or a run folder)"
-        ) from None
-    except ValueError as error:
-        raise LadderError(f"not a result of expert benchmark: {error}") from None
-    newer = isinstance(data, dict) and isinstance(data.get("format"), int)
-    if newer and data["format"] > FORMAT:
-        raise LadderError(
-            f"{path}: is of format {data['format']}, newer than {FORMAT}  (update expert)"
-        )
-    try:
-        return Ladder.model_validate(data)
+        raise LadderError(f"{refused}: {error.strerror}  (name a {FILE}, or a folder)") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
+        raise LadderError(f"{refused}: {where}: {first['msg']}  (name a {FILE})") from None
+    except ValueError as error:
+        raise LadderError(f"not a result of expert benchmark: {error}") from None
+    if found.format > FORMAT:
         raise LadderError(
-            f"{path}: not a result of expert benchmark: {where}: {first['msg']}  (name a {FILE})"
-        ) from None
+            f"{file}: is of format {found.format}, newer than {FORMAT}  (update expert)"
+        )
+    return found
 
 
 # --- judging -------------------------------------------------------------------------------------
 
 
 def verdict(
-    below: Measured, here: Measured, against: str, *, tolerance: float | None, cost: str = ""
+    below: Measured, here: Measured, against: str, *, tolerance: float | None
 ) -> tuple[Status, str]:
     """The status of a setting: judged by its loss first, then by its speed.
 
-    A setting that is faster beyond the spread of the windows is kept, one that is slower beyond it
-    is left out. Without a measured difference it stays: later settings build on it, and otherwise
-    chance would decide. The exception is a setting that costs memory or precision (`cost`).
-    `tolerance`: None if the weights cannot be the same, so that the losses are only shown.
+    Slower beyond the spread of the windows is left out. Without a measured difference it stays:
+    later settings build on it, and otherwise chance would decide. `tolerance`: None if the weights
+    cannot be the same, so that the losses are only shown.
     """
     if here.loss is None and below.loss is not None:
-        return "disagrees", "the loss on the held-out rows is not a number"
+        return "disagrees", "the loss is not a number"
     apart = loss_difference(here.loss, below.loss)
     if apart is not None and tolerance is not None and abs(apart) > tolerance:
         return "disagrees", f"the loss differs by {apart:+.2%}, allowed is {tolerance:.1%}"
@@ -217,10 +203,7 @@ def verdict(
     words = f"{gain:.2f}x ± {noise:.2f}"
     if gain + noise < 1:
         return "slower", f"{words} as fast as '{against}', the last kept setting"
-    if gain - noise <= 1:
-        words += f" of '{against}'"
-        return ("no gain", f"{words}, and it {cost}") if cost else ("no difference", words)
-    return "kept", ""
+    return ("kept", "") if gain - noise > 1 else ("no difference", f"{words} of '{against}'")
 
 
 def loss_difference(loss: float | None, reference: float | None) -> float | None:

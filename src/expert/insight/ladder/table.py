@@ -47,6 +47,22 @@ def _row(setting: SettingResult) -> tuple[str, ...]:
     )
 
 
+def result_line(result: SettingResult) -> str:
+    """A setting as it is shown when it was measured."""
+    seen = result.measured
+    if seen is None:
+        return f"  {result.name}: {result.outcome}"
+    parts = [f"{seen.tokens_per_second:,.0f} tokens/s"]
+    if result.gain is not None:
+        parts.append(f"{result.gain:.2f}x")
+        parts += [f"in all {result.cumulative:.2f}x"] if result.cumulative is not None else []
+    if seen.loss is not None:
+        parts.append(f"loss {seen.loss:.4f}")
+    if result.because:
+        parts.append(result.outcome)
+    return f"  {result.name}: {', '.join(parts)}"
+
+
 def headline(ladder: Ladder) -> str:
     """The result in one sentence."""
     won = ladder.winner
@@ -90,9 +106,8 @@ def how_measured(ladder: Ladder) -> list[str]:
         "tokens/s: real tokens (no padding), median over windows of steps after warm-up, one short "
         "run for each setting; ± is the distance of the quartiles",
         f"gain: over the last kept setting; in all: over the baseline; {drift}",
-        f"loss: {ladder.held_out_rows:,} held-out rows ({ladder.held_out_tokens:,} tokens) after "
-        f"{first.updates_learnt if first else 0} steps from the same start; off by: from the last "
-        "kept setting, in brackets the tolerance",
+        f"loss: of the first {first.updates_learnt if first else 0} steps from the same start; off "
+        "by: from the last kept setting, in brackets the tolerance",
         *(
             f"* {', '.join(names)}: {why}, so the weights differ and the loss is only shown"
             for why, names in reasons.items()

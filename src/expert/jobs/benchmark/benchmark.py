@@ -1,28 +1,32 @@
 """The job behind `expert benchmark`: what each setting gains on the user's own model and data.
 
-Every setting is one short run of the training loop in its own process (child.py); it is kept for
-the settings after it if it is faster and the loss agrees. The baseline runs first and again last:
-what changed between is drift of the machine.
+Every setting is one short run of `expert train` in its own process; it is kept for the settings
+after it unless it is slower or its loss disagrees. The baseline runs first and again last: what
+changed between is drift of the machine.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert import __version__
-from expert.core.errors import ManifestError
+from expert.core.errors import EXIT_RUN_FAILED, ExpertError, ManifestError
 from expert.core.files import write_text_atomically
 from expert.core.interrupts import Interrupted
+from expert.core.links import refuse_links
+from expert.core.rundir import RunFolder
+from expert.core.stored_json import read_object_or_empty
 from expert.insight.ladder.ladder import (
     FILE,
     KEPT_STATUSES,
@@ -34,28 +38,32 @@ from expert.insight.ladder.ladder import (
     loss_difference,
     verdict,
 )
-from expert.jobs.benchmark.child import Job, MeasurementFailed, events_of
-from expert.jobs.benchmark.measured import Event, first_timed_step, measured_of
-from expert.jobs.benchmark.request import (
-    BenchmarkRequest,
-    CannotBenchmark,
-    NothingMeasured,
-    Watcher,
-    pace_of,
+from expert.insight.ladder.table import as_markdown, result_line
+from expert.insight.page.contents import ladder_page
+from expert.insight.page.render import page_html
+from expert.jobs.benchmark.measured import (
+    Event,
+    MeasurementFailed,
+    environment_of,
+    events_of,
+    first_timed_step,
+    measured_of,
 )
+from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.benchmark_settings import (
     BASELINE,
+    COMPILE,
     DEFAULT_MICRO_BATCH,
+    NAMES,
+    PACKING,
+    PRE_TOKENISED,
     SETTINGS,
-    THE_REST,
     Setting,
-    SettingContext,
     as_overrides,
+    baseline,
     changes,
-    cost_of,
     find_setting,
-    together,
     tolerance,
     why_unchanged,
 )
@@ -70,63 +78,115 @@ from expert.planning.measurements import (
 )
 from expert.planning.models.resolve import basename
 from expert.planning.plan import choose_model
+from expert.planning.run_plan import RunPlan
 from expert.run.open import open_run, prepare
+from expert.run.session.short_run import SETTLING
+from expert.run.stored.load import read_plan
+from expert.run.stored.locate import runs_folder
 
-if TYPE_CHECKING:
-    from expert.data.pack.pack_index import PackIndex
-    from expert.manifest.reader import ReadManifest
-    from expert.planning.run_plan import RunPlan
-
-HELD_OUT_SHARE = 0.1
-"""Of the training rows, if the manifest holds none out."""
-ROWS_PER_STEP_TOLERANCE = 0.02
-"""Tolerance for the rows of a step relative to the other settings."""
-FIRST_EVALUATION = 5
-"""Steps after which the first setting evaluates its loss, and again: fewer hardly show a
-difference. The last of them is where all later settings evaluate theirs."""
 MIN_TIMED_STEPS = 3
 MAX_OVERRUN = 1.5
-"""Times the announced time: no setting is started by itself if the benchmark would end later."""
-REST_IN_SETTINGS = 2
-"""Settings' worth of time for all remaining ones together: most are faster, but they compile."""
+"""Times the announced time: no setting is started if the benchmark would end later."""
+WINDOW_SECONDS = 0.5
+"""A rate is taken over as many steps as last this long."""
+LONGEST_SETTING_SECONDS = 900.0
+THOROUGH_FROM_MINUTES = 5.0
+"""With less time, settings are timed briefly."""
+BRIEF, THOROUGH = (5.0, 10), (20.0, 30)
+"""Seconds for which steps are timed, and the steps that the loss is taken over."""
+# Nothing to do between steps, and a learning rate that does not depend on their number.
+_SHORT_RUN: dict[str, Any] = {
+    "evaluation_strategy": "no",
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+    "early_stopping_patience": None,
+    "trackers": [],
+    "logging_steps": 1,
+    "lr_scheduler": "constant",
+    "lr_scheduler_kwargs": {},
+    "warmup_ratio": None,
+    "warmup_steps": SETTLING,
+    "on_loss_spike": "ignore",
+}
+
+Show = Callable[[str, str], None]
+"""Shows a line in a style: "" or the name of a colour."""
+
+
+class CannotBenchmark(ExpertError):
+    """A benchmark that cannot start."""
+
+
+class NothingMeasured(ExpertError):
+    """A benchmark in which no setting could be measured."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkRequest:
+    read: Callable[[tuple[str, ...]], ReadManifest]
+    """Reads the manifest with further overrides."""
+    arguments: tuple[str, ...]
+    """The same manifest and options for `expert train`."""
+    command: str
+    model: str | None = None
+    vram: str | None = None
+    minutes: float
+    """Approximate time limit."""
+    only: tuple[str, ...] = ()
+    """Names of settings; others are applied without being measured. Empty: all are measured."""
+    remember: bool = True
 
 
 def benchmark(
-    request: BenchmarkRequest, *, folder: Path | None = None, watcher: Watcher | None = None
-) -> Ladder:
-    """Run the benchmark; runs and result go to `folder`, or to a temporary one.
-
-    If interrupted, the watcher receives what was measured so far.
-    """
-    bench = Benchmark(request, watcher or Watcher())
-    place = folder or Path(tempfile.mkdtemp(prefix="expert-benchmark-"))
+    request: BenchmarkRequest,
+    *,
+    to: Path | None = None,
+    show: Show = lambda text, style: None,
+    preparing: Callable[[str, int, int], None] = lambda name, rows, tokens: None,
+) -> tuple[Ladder, list[Path]]:
+    """Run the benchmark and write its result to `to`, or to a new folder beside the runs; returns
+    it with the written files. If interrupted, what was measured so far is written."""
+    if to is not None:
+        _check_result_file(to)
+    bench = Benchmark(request, show, preparing)
+    place = Path(tempfile.mkdtemp(prefix="expert-benchmark-")) if to else new_folder(request)
+    file = to or place / FILE
     try:
-        ladder = bench.run(place)
+        bench.run(place)
     except Interrupted as end:
-        if (done := bench.partial_result) is not None:
-            note = f"interrupted by {end.by} after '{done.rungs[-1].name}': later settings were not"
-            notes = [*done.notes, f"{note} measured"]
-            bench.watcher.benchmark_interrupted(done.model_copy(update={"notes": notes}))
+        if bench.has_measured:
+            last = bench.results[-1].name
+            bench.notes.append(f"interrupted by {end.by} after '{last}': the rest was not measured")
+            kept = write_result(bench.ladder(), file)
+            end.left = f"measurements so far are in {', '.join(map(str, kept))}"
         raise
     finally:
-        if folder is None:
+        if to is not None or not bench.has_measured:
             shutil.rmtree(place, ignore_errors=True)
-    if not any(setting.measured for setting in ladder.rungs):
-        last = next((setting for setting in ladder.rungs if setting.status == "failed"), None)
+    ladder = bench.ladder()
+    if not bench.has_measured:
+        failed = [result.because for result in ladder.rungs if result.status == "failed"]
         raise NothingMeasured(
-            f"no setting could be measured: {last.because if last else 'none was tried'}"
+            f"no setting could be measured: {failed[-1] if failed else 'none applies'}"
         )
+    files = write_result(ladder, file)
     if request.remember and not request.only:
         bench.remember(ladder)
-    return ladder
+    return ladder, files
 
 
 class Benchmark:
     """One benchmark: its rows, the settings kept so far, and its results."""
 
-    def __init__(self, request: BenchmarkRequest, watcher: Watcher) -> None:
-        self.request, self.watcher = request, watcher
-        self.pace = pace_of(quick=request.quick, minutes=request.minutes)
+    def __init__(
+        self, request: BenchmarkRequest, show: Show, preparing: Callable[[str, int, int], None]
+    ) -> None:
+        self.request, self.show = request, show
+        self.total_seconds = 60 * request.minutes
+        thorough = request.minutes >= THOROUGH_FROM_MINUTES
+        self.timed_seconds, self.max_loss_steps = THOROUGH if thorough else BRIEF
         self.wanted = _full_names(request.only)  # an unknown name is refused before preparing
         first = request.read(())
         if first.manifest.training.dataset.streaming:
@@ -138,48 +198,36 @@ class Benchmark:
         self.full_plan = self._plan(first)
         """The plan without a benchmark: every choice left to it."""
         self.notes: list[str] = []
-        self._prepare_rows(first)
+        self._prepare_rows(first, preparing)
         # The settings kept so far: keys of training.config, their plan, and their result.
-        self.values = BASELINE.values(self.ground)
+        self.values: dict[str, Any] = {}
         self.plan: RunPlan | None = None
         self.result: SettingResult | None = None
         self.applied: Setting | None = None
         """The last setting that was applied without being measured."""
+        self.base_rate: float | None = None
         self.gains: dict[str, float] = {}
         """Speedups of kept settings, by plan path."""
         self.results: list[SettingResult] = []
-        self.left_out: list[Setting] = []
-        """Settings that there was no time for."""
-        self.steps: int | None = None
-        """Steps after which the loss is evaluated; the first measured setting decides."""
-        self.held_out = (0, 0)
-        """Rows and tokens that the loss was evaluated on."""
+        self.loss_steps: int | None = None
+        """Steps that the loss is taken over; the first measured setting decides."""
         self.environment: Mapping[str, Any] = {}
         self.drift: float | None = None
-        self.partial_result: Ladder | None = None
-        """What was measured so far, if anything."""
         self.started_at = time.monotonic()
         self.place = Path()
 
     # --- rows and plans ------------------------------------------------------------------------
 
-    def _prepare_rows(self, first: ReadManifest) -> None:
-        """Prepare the rows, hold some out, and determine how many make up a step: the same number
-        in every setting."""
+    def _prepare_rows(self, first: ReadManifest, preparing: Callable[..., None]) -> None:
+        """Prepare the rows, and determine how many make up a step: the same number in every
+        setting."""
         from expert.data.pack.pack import bins_per_step
 
         characters = self.full_plan.model.name == CHAR_GPT
-        overrides: tuple[str, ...] = ()
-        packed: tuple[str, ...] = ("training.config.tokenize=ahead",)
-        packed += () if characters else ("training.config.packing=true",)
-        model, tell = self.request.model, self.watcher.preparing
-        prepared = prepare(self.request.read(packed), model=model, tell=tell)
-        if prepared.validation is None:
-            overrides = (f"training.dataset.validation_split={HELD_OUT_SHARE}",)
-            prepared = prepare(self.request.read((*overrides, *packed)), model=model, tell=tell)
-            text = f"the manifest has no validation rows: {HELD_OUT_SHARE:.0%} of the rows were"
-            self.notes.append(f"{text} held out")
-        index: PackIndex = prepared.train.index
+        packed: dict[str, Any] = {"tokenize": "ahead"} | ({} if characters else {"packing": True})
+        read = self.request.read(as_overrides(packed))
+        index = prepare(read, model=self.request.model, tell=preparing).train.index
+        self.training_rows = index.examples
         written = self.full_plan.batch.examples_per_update
         per_sequence, sequences = index.examples / max(1, index.bins), bins_per_step(index, written)
         self.examples = written if characters else max(1, round(sequences * per_sequence))
@@ -190,29 +238,26 @@ class Benchmark:
             )
         config, dataset = first.manifest.training.config, first.manifest.training.dataset
         # The manifest's micro-batch size: what people run before they tune anything.
-        asked = (config.micro_batch_size, config.batch_size)
         default = self.examples if characters else DEFAULT_MICRO_BATCH
-        micro_batch = next((size for size in asked if size != "auto"), default)
-        not_late = ""
+        asked = (config.micro_batch_size, config.batch_size, default)
+        micro_batch = min(next(size for size in asked if size != "auto"), self.examples)
+        # As many packed sequences as hold the rows of the earlier micro-batch.
+        self.packed_micro_batch = max(1, min(sequences, round(micro_batch / per_sequence)))
+        self.not_late = ""
+        """Why rows cannot be tokenised on the fly, or ""."""
         if characters:
-            not_late = "a corpus of characters needs no tokenizer"
+            self.not_late = "a corpus of characters needs no tokenizer"
         elif dataset.tasks:
-            not_late = "the rows of several tasks are mixed by their prepared tokens"
+            self.not_late = "the rows of several tasks are mixed by their prepared tokens"
         elif self.full_plan.data.overlong == "split":
-            not_late = "rows are split, and into how many parts is known only with their tokens"
-        self.training_rows = index.examples
-        self.overrides = (
-            *overrides,
-            *as_overrides({"batch_size": self.examples, "gradient_accumulation_steps": 1}),
-        )
-        self.ground = SettingContext(
+            self.not_late = "rows are split, and their parts are known only with their tokens"
+        self.baseline = baseline(
             on_gpu=self.full_plan.kernels.device == "cuda",
-            characters=characters,
-            rows_at_once=min(micro_batch, self.examples),
-            rows_per_sequence=per_sequence,
-            sequences_per_update=sequences,
-            packed=False,
-            not_late=not_late,
+            micro_batch=micro_batch,
+            tokenize="ahead" if self.not_late else "late",
+        )
+        self.overrides = as_overrides(
+            {"batch_size": self.examples, "gradient_accumulation_steps": 1}
         )
 
     def _plan(self, read: ReadManifest) -> RunPlan:
@@ -225,44 +270,49 @@ class Benchmark:
             use_measurements=False,
         ).plan
 
-    def _planned(self, values: Mapping[str, Any]) -> tuple[ReadManifest, RunPlan]:
-        read = self.request.read((*self.overrides, *as_overrides(values)))
-        return read, self._plan(read)
+    def _planned(self, values: Mapping[str, Any]) -> RunPlan:
+        return self._plan(self.request.read((*self.overrides, *as_overrides(values))))
 
-    def _ground_of(self, values: Mapping[str, Any]) -> SettingContext:
-        return replace(self.ground, packed=values.get("packing") is True)
+    def _obstacle(self, setting: Setting) -> str:
+        """Why a setting cannot be tried here, or ""."""
+        characters = self.full_plan.model.name == CHAR_GPT
+        if setting.name == PRE_TOKENISED:
+            return self.not_late
+        if setting.name == PACKING and characters:
+            return "a corpus of characters is cut into blocks"
+        if setting.name == COMPILE and self.full_plan.kernels.device == "cpu":
+            return "compiling is not worth it on a CPU"
+        if setting.name == COMPILE and not (characters or self.values["packing"]):
+            return "widths of padded rows vary: each would be compiled again"
+        return ""
 
     # --- measuring -----------------------------------------------------------------------------
 
-    def run(self, place: Path) -> Ladder:
-        """Measure every setting from the baseline on, and the baseline again; writes the results
-        to `place` after each."""
+    def run(self, place: Path) -> None:
+        """Measure every setting from the baseline on, and the baseline again."""
         self.started_at, self.place = time.monotonic(), place
         (place / "logs").mkdir(parents=True, exist_ok=True)
-        for later, setting in zip(range(len(SETTINGS), -1, -1), (BASELINE, *SETTINGS), strict=True):
+        for later, setting in zip(
+            range(len(SETTINGS), -1, -1), (self.baseline, *SETTINGS), strict=True
+        ):
             self._add(self._try_setting(setting, later))
-        if self.left_out:
-            rest = together(self.left_out, self.values, self._ground_of)
-            self._add(self._measure(rest, {**self.values, **rest.settings}, later=0))
         self._measure_drift()
-        return self._write()
 
     def _add(self, result: SettingResult | None) -> None:
         if result is not None:
             self.results.append(result)
-            self.watcher.setting_finished(result)
-            self._write()
+            style = {"kept": "green", "no difference": "green", "not here": "dim"}
+            self.show(result_line(result), style.get(result.status, "yellow"))
 
     def _try_setting(self, setting: Setting, later: int) -> SettingResult | None:
         """Measure a setting if it changes something; None if it was not requested."""
         wanted, here = self.wanted, self.plan
-        ground = self._ground_of(self.values)
-        values = {**self.values, **setting.values(ground)}
-        reason, plan = "" if setting is BASELINE else setting.needs(ground), None
-        if self.left_out and not reason:
-            return self._no_time(setting)
+        values = {**self.values, **setting.values}
+        if setting.name == PACKING:
+            values["micro_batch_size"] = self.packed_micro_batch
+        reason, plan = self._obstacle(setting), None
         with suppress(ManifestError):  # measuring shows why it fails
-            plan = self._planned(values)[1] if not reason else None
+            plan = self._planned(values) if not reason else None
         if here is not None and plan is not None:
             reason = why_unchanged(setting, here, plan)
             if reason:  # it changes nothing here, but a later choice may depend on it
@@ -274,48 +324,37 @@ class Benchmark:
             self.values, self.plan, self.result, self.applied = values, plan, None, setting
             return None
         if wanted and self.result is None and self.applied is not None:
-            self._add(self._measure(self.applied, self.values, later=later))  # to compare with
-        # The last setting is always measured, and so are those requested by name.
+            self._add(self._measure(self.applied, self.values, later))  # to compare with
         took = [result.seconds for result in self.results if result.seconds]
-        more = statistics.median(took) * (2 + min(later, REST_IN_SETTINGS)) if took else 0.0
-        too_late = self._elapsed + more > MAX_OVERRUN * self.pace.total_seconds
-        if later and not wanted and too_late:
-            return self._no_time(setting)
-        return self._measure(setting, values, later=later)
+        needs = 2 * statistics.median(took) if took else 0.0  # for it and the baseline again
+        if not wanted and self._elapsed + needs > MAX_OVERRUN * self.total_seconds:
+            words = f"{self._elapsed:.0f} s had passed  (--minutes N for more)"
+            return self._result(setting, "no time", words)
+        return self._measure(setting, values, later)
 
-    def _no_time(self, setting: Setting) -> SettingResult:
-        self.left_out.append(setting)
-        words = f"in '{THE_REST}', as {self._elapsed:.0f} s had passed  (--minutes N for more)"
-        return self._result(setting, "no time", words)
-
-    def _measure(self, setting: Setting, values: dict[str, Any], *, later: int) -> SettingResult:
+    def _measure(self, setting: Setting, values: dict[str, Any], later: int) -> SettingResult:
         """Measure a setting against the last kept one, and keep it if it is worth it."""
         try:
-            read, plan = self._planned(values)
+            plan = self._planned(values)
         except ManifestError as error:
             what = f"cannot be combined with the kept settings: {error.problems[0].what}"
             return self._result(setting, "failed", what)
-        number = len([r for r in self.results if r.measured or r.status == "failed"]) + 1
-        began, left = self._elapsed, max(0.0, self.pace.total_seconds - self._elapsed)
-        self.watcher.setting_started(
-            setting.name, setting.adds, number, number + later, max(began / number, left)
-        )
+        began, left = self._elapsed, max(0.0, self.total_seconds - self._elapsed)
+        self.show(f"{setting.name}: {setting.adds}  (about {left / 60:.1f} min left)", "")
         try:
-            here = self._run(self._job(setting.name, read, plan), share=left / (later + 2))
+            here = self._run(setting.name, values, plan, share=left / (later + 2))
         except MeasurementFailed as lost:
             if self.result is None:  # nothing could be measured yet: it may not be at fault
                 self.values, self.plan = values, plan
             return self._result(setting, "failed", str(lost), plan, seconds=self._elapsed - began)
-        self.steps = self.steps or here.updates_learnt
+        self.loss_steps = self.loss_steps or here.updates_learnt
         below, before = self.result, self.plan
         facts: dict[str, Any] = {"measured": here, "seconds": self._elapsed - began}
         status: Status = "kept"
         because = ""
         if below is not None and below.measured is not None and before is not None:
             allowed, reason = tolerance(before, plan)
-            status, because = verdict(
-                below.measured, here, below.name, tolerance=allowed, cost=cost_of(before, plan)
-            )
+            status, because = verdict(below.measured, here, below.name, tolerance=allowed)
             facts |= {
                 "below": below.name,
                 "gain": here.tokens_per_second / below.measured.tokens_per_second,
@@ -323,10 +362,10 @@ class Benchmark:
                 "tolerance": allowed,
                 "tolerance_because": reason,
             }
-        base = next((r.measured for r in self.results if r.name == BASELINE.name), None)
-        if setting is BASELINE or base is not None:
-            rate = here.tokens_per_second
-            facts["cumulative"] = rate / base.tokens_per_second if base is not None else 1.0
+        if setting.name == BASELINE:
+            self.base_rate = here.tokens_per_second
+        if self.base_rate is not None:
+            facts["cumulative"] = here.tokens_per_second / self.base_rate
         result = self._result(setting, status, because, plan, **facts)
         if status in KEPT_STATUSES:
             if result.gain is not None:
@@ -336,77 +375,74 @@ class Benchmark:
 
     def _measure_drift(self) -> None:
         """Run the baseline again: what it gained or lost since the start is the machine's doing."""
-        base = next((result for result in self.results if result.name == BASELINE.name), None)
-        if base is None or base.measured is None or base is self.results[-1]:
+        values = dict(self.baseline.values)
+        if self.base_rate is None or self.results[-1].name == BASELINE:
             return
-        number = len([result for result in self.results if result.measured]) + 1
-        left = max(0.0, self.pace.total_seconds - self._elapsed)
-        self.watcher.setting_started("baseline again", "to see drift", number, number, base.seconds)
+        self.show(f"{BASELINE} again: to see drift", "")
+        left = max(0.0, self.total_seconds - self._elapsed)
         with suppress(MeasurementFailed):
-            job = self._job("baseline again", *self._planned(BASELINE.values(self.ground)))
-            again = self._run(job, share=left)
-            self.drift = again.tokens_per_second / base.measured.tokens_per_second - 1
+            again = self._run("baseline again", values, self._planned(values), share=left)
+            self.drift = again.tokens_per_second / self.base_rate - 1
 
-    def _job(self, name: str, read: ReadManifest, plan: RunPlan) -> Job:
-        return Job(
-            name=name.replace(" ", "-").replace("+", "and"),
-            plan=plan,
-            read=read,
-            runs=self.place / "runs",
-            eval_every=self.steps or min(FIRST_EVALUATION, self.pace.max_train_steps),
-            held_out=self.pace.held_out,
-            allow_remote_code=self.request.allow_remote_code,
-        )
-
-    def _run(self, job: Job, *, share: float) -> Measured:
-        """Run a setting until its loss is known and it was timed for long enough."""
+    def _run(
+        self, name: str, values: Mapping[str, Any], plan: RunPlan, *, share: float
+    ) -> Measured:
+        """Train with these settings until the loss is known and steps were timed long enough."""
+        folder = self.place / "runs" / name.replace(" ", "-").replace("+", "and")
+        fixed = as_overrides({**values, **_SHORT_RUN, "output_dir": str(folder.absolute())})
+        arguments = [*self.request.arguments]
+        for override in (*self.overrides, *fixed):
+            arguments += ["--set", override]
+        log = self.place / "logs" / f"{folder.name}.txt"
+        env = environment_of(self.place / "home", plan)
         events: list[Event] = []
-        ends, first = time.monotonic() + share, first_timed_step(job.plan)
-        with closing(self._events(job)) as coming:
+        ends, first = time.monotonic() + share, first_timed_step(plan)
+        with closing(
+            events_of(arguments, folder, log=log, env=env, limit=LONGEST_SETTING_SECONDS)
+        ) as coming:
             for event in coming:
                 events.append(event)
                 kind = event["event"]
-                if kind == "opened":
-                    self.environment = self.environment or event["environment"]
-                    self.held_out = (event["held_out"], self.held_out[1])
-                elif kind in DOING:
-                    self.watcher.setting_progress(DOING[kind], event.get("step") or 0)
-                elif kind in ("failed", "not_finite"):
+                if kind in ("failed", "not_finite"):
                     why = event.get("error") or "the loss or a gradient is not finite"
                     raise MeasurementFailed(f"step {event.get('step')}: {why}")
-                elif kind == "fell_back" and not all(
+                if kind == "fell_back" and not all(
                     change["path"].startswith("batch.") for change in event["changes"]
                 ):  # another setting than the one to measure
                     raise MeasurementFailed(str(event["reason"]))
+                if kind == "step" and event["step"] == 1:
+                    plan, first = self._run_plan(folder, plan)
                 if self._is_enough(events, first, over=time.monotonic() > ends):
                     break
-        evaluated = [event for event in events if event["event"] == "eval"]
-        at = [event for event in evaluated if event["step"] <= self.pace.max_train_steps]
-        judged = at[-1] if self.steps is None and at else evaluated[0] if evaluated else None
-        if judged is not None:
-            self.held_out = (self.held_out[0], judged["tokens"])
+        for kind in ("checkpoints", "final"):  # of a run that came to its end
+            for weights in folder.glob(f"*/{kind}"):
+                shutil.rmtree(weights, ignore_errors=True)
+        steps = self.loss_steps or self.max_loss_steps
         return measured_of(
-            job.plan,
-            events,
-            judged,
-            first,
-            window=self.pace.window_seconds,
-            rows=self.training_rows,
+            plan, events, first, window=WINDOW_SECONDS, rows=self.training_rows, loss_steps=steps
         )
 
-    def _events(self, job: Job) -> Generator[Event, None, None]:
-        log = self.place / "logs" / f"{job.name}.txt"
-        return events_of(job, log=log, limit=self.pace.limit_seconds)
+    def _run_plan(self, runs: Path, planned: RunPlan) -> tuple[RunPlan, int]:
+        """The plan of the run itself, which has counted its rows, and its first timed step."""
+        for run in runs.glob("*/plan.json"):
+            planned = read_plan(RunFolder(run.parent))
+            environment = read_object_or_empty(run.with_name("environment.json"))
+            self.environment = self.environment or environment
+        return planned, first_timed_step(planned)
 
-    def _is_enough(self, events: list[Event], first: int, *, over: bool) -> bool:
+    def _is_enough(self, events: Sequence[Event], first: int, *, over: bool) -> bool:
         """Whether the loss is known, and the time is over or steps were timed for long enough."""
         timed = [event for event in events if event["event"] == "step" and event["step"] > first]
-        if len(timed) < MIN_TIMED_STEPS or not any(event["event"] == "eval" for event in events):
+        if len(timed) < MIN_TIMED_STEPS or timed[-1]["step"] < (self.loss_steps or 0):
             return False
-        enough = sum(event["seconds"] for event in timed) >= self.pace.timed_seconds
-        return over or (enough and timed[-1]["step"] >= (self.steps or self.pace.max_train_steps))
+        enough = sum(event["seconds"] for event in timed) >= self.timed_seconds
+        return over or (enough and timed[-1]["step"] >= self.max_loss_steps)
 
     # --- results -------------------------------------------------------------------------------
+
+    @property
+    def has_measured(self) -> bool:
+        return any(result.measured for result in self.results)
 
     @property
     def _elapsed(self) -> float:
@@ -427,13 +463,13 @@ class Benchmark:
             status=status,
             because=because,
             changes=changes(before, plan) if before is not None and plan is not None else {},
-            settings=setting.values(self.ground),
+            settings=dict(setting.values),
             **{"seconds": 0.0, **more},
         )
 
-    def _write(self) -> Ladder:
+    def ladder(self) -> Ladder:
+        """The result as far as it was measured."""
         plan = self.full_plan
-        rows, tokens = self.held_out
         ladder = Ladder(
             name=plan.expert,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -449,54 +485,29 @@ class Benchmark:
             training_rows=self.training_rows,
             max_seq_length=plan.data.max_seq_length,
             examples_per_update=self.examples,
-            held_out_rows=rows,
-            held_out_tokens=tokens,
-            quick=self.request.quick,
             seconds=self._elapsed,
             environment=dict(self.environment),
-            notes=[*self.notes, *self._notes_on_rows()],
+            notes=self.notes,
             rungs=self.results,
             drift=self.drift,
         )
-        ladder = ladder.model_copy(update={"doubts": doubts_of(ladder)})
-        write_text_atomically(self.place / FILE, ladder.as_text())
-        if any(setting.measured for setting in ladder.rungs):
-            self.partial_result = ladder
-        return ladder
-
-    def _notes_on_rows(self) -> list[str]:
-        """Which settings were measured together, or had other rows in a step."""
-        said: dict[str, list[str]] = {}
-        for result in self.results:
-            rows = result.measured.examples_per_update if result.measured else self.examples
-            # The average number of rows in packed sequences is rarely a whole number.
-            if abs(rows - self.examples) > max(0.5, ROWS_PER_STEP_TOLERANCE * self.examples):
-                words = f"{rows:.1f} rows a step, not {self.examples}"
-                said.setdefault(words, []).append(result.name)
-        rest = [f"{one.name}: {one.adds}" for one in self.results if one.name == THE_REST]
-        return [*rest, *(f"{', '.join(names)}: {words}" for words, names in said.items())]
+        return ladder.model_copy(update={"doubts": doubts_of(ladder)})
 
     def remember(self, ladder: Ladder) -> None:
-        """Store the best settings for later plans if they can be trusted, and report whether they
+        """Store the best settings for later plans if they can be trusted; show whether they
         were."""
-        won, plan, paths = self.result, self.plan, tried_paths(ladder)
-        if ladder.doubts:
-            self.watcher.not_remembered("; ".join(ladder.doubts))
-            return
-        if not paths:
-            words = f"no setting was measured by itself, only '{THE_REST}'"
-            self.watcher.not_remembered(f"{words}  (--minutes N for more time)")
-            return
+        won, plan = self.result, self.plan
         assert won is not None, "the first setting that was measured is kept"
         assert won.measured is not None
         assert plan is not None
-        settings = {path: attrgetter(path)(plan) for path in paths}
+        refused = "! later plans will not use the winner: "
+        if ladder.doubts:
+            self.show(f"{refused}{'; '.join(ladder.doubts)}", "yellow")
+            return
+        settings = {path: attrgetter(path)(plan) for path in tried_paths(ladder)}
         if "batch.micro_batch" in settings:
             settings["batch.micro_batch"] = won.measured.micro_batch
-        target = choose_target(
-            self.machine, vram=self.request.vram, device=self.full_plan.kernels.device
-        )
-        threads = self.environment.get("threads") if ladder.device == "cpu" else None
+        target = choose_target(self.machine, vram=self.request.vram, device=ladder.device)
         rate = MeasuredRate(
             card=target.card.slug if target.card else target.name,  # as plans look it up
             model=basename(plan.model.name).lower(),
@@ -510,46 +521,31 @@ class Benchmark:
             packing=plan.data.packing,
             settings=settings,
             gains={path: self.gains[path] for path in settings if path in self.gains},
-            threads=threads,
+            threads=self.environment.get("threads") if ladder.device == "cpu" else None,
         )
         file = measurements_file()
         try:
             remember_rate(file, rate)
         except OSError as error:  # the result matters more than remembering it
-            self.watcher.not_remembered(f"{error.filename}: {error.strerror}")
-        else:
-            self.watcher.remembered(file)
-
-
-DOING = {
-    "opening": "opening the data",
-    "started": "loading the model",
-    "step": "training",
-    "eval": "training",
-}
-"""What a setting is doing after an event."""
+            self.show(f"{refused}{error.filename}: {error.strerror}", "yellow")
+            return
+        self.show("later plans use the winner where the manifest says auto: expert plan --all", "")
+        self.show(f"it is stored in {file}; expert benchmark --forget removes it", "")
 
 
 def _full_names(names: tuple[str, ...]) -> list[str]:
     """The full names of these settings; the error for an unknown one lists all."""
-    found = []
     for name in names:
-        setting = find_setting(name)
-        if setting is None:
-            known = ", ".join(setting.name for setting in (BASELINE, *SETTINGS))
+        if find_setting(name) is None:
+            known = ", ".join(NAMES)
             raise CannotBenchmark(f"--only {name}: no such setting  (settings: {known})")
-        found.append(setting.name)
-    return found
+    return [str(find_setting(name)) for name in names]
 
 
 def tried_paths(ladder: Ladder) -> list[str]:
     """Plan values that were measured both ways, among those that later plans may reuse."""
-    tried = {
-        setting.name for setting in ladder.rungs if setting.status not in ("not here", "no time")
-    }
-    about = [
-        path for setting in (BASELINE, *SETTINGS) if setting.name in tried for path in setting.about
-    ]
+    passed = {one.name for one in ladder.rungs if one.status in ("not here", "no time")}
+    about = [path for one in SETTINGS if one.name not in passed for path in one.about]
     return [path for path in DECIDED_BY_BENCHMARK if path in about]
 
 
@@ -559,3 +555,41 @@ def forget(request: BenchmarkRequest | None) -> tuple[Path, int]:
     if request is not None:
         model = basename(choose_model(request.read(()).manifest, request.model).name).lower()
     return file, forget_rates(file, model)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def new_folder(request: BenchmarkRequest) -> Path:
+    """A new folder below the output folder, unique for each of two concurrent starts."""
+    read = request.read(())
+    runs = runs_folder(read)
+    place = runs / "benchmarks"
+    refuse_links(place, below=runs)
+    return RunFolder.create(place, read.manifest.name).path
+
+
+def _check_result_file(file: Path) -> None:
+    """Refuse, before anything is measured, a file the result could not be written to."""
+    if file.is_dir():
+        raise CannotBenchmark(f"--to {file}: is a folder  (--to {file / FILE})")
+    if file.suffix in (".md", ".html"):
+        raise CannotBenchmark(
+            f"--to {file}: the result is JSON, and {file.suffix} is written next to it  (--to "
+            f"{file.with_suffix('.json')})"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(file.parent, os.W_OK):
+        raise CannotBenchmark(f"--to {file}: the folder cannot be written to  (name another one)")
+
+
+def write_result(ladder: Ladder, file: Path) -> list[Path]:
+    """Write the result as JSON, and next to it as Markdown and HTML."""
+    texts = {
+        file: ladder.as_text(),
+        file.with_suffix(".md"): as_markdown(ladder),
+        file.with_suffix(".html"): page_html(ladder_page(ladder)),
+    }
+    for path, text in texts.items():
+        write_text_atomically(path, text)
+    return list(texts)

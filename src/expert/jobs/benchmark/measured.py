@@ -1,19 +1,25 @@
-"""What the events of a short run show: rates over windows of steps, and the loss."""
+"""One setting: `expert train` in a process of its own, and what the events of its run show."""
 
 from __future__ import annotations
 
+import os
 import statistics
-from typing import TYPE_CHECKING, Any
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from expert.core.errors import ExpertError
+from expert.core.events import follow
+from expert.core.process import Child, describe_exit
 from expert.insight.ladder.ladder import Measured
 from expert.planning.memory.workload import CAPTURED_WIDTHS
+from expert.planning.run_plan import RunPlan
 from expert.run.session.short_run import SETTLING
 
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
-
 Event = dict[str, Any]
+POLL_SECONDS = 0.1
 CAPTURE_STEPS = 6
 """Steps: CUDA graphs are captured at the third batch, the optimizer's once its gradients have kept
 their addresses for two."""
@@ -21,8 +27,45 @@ CAPTURE_STEPS_PER_WIDTH = 8
 """More of them for each width that is captured when it first comes: most come within 30 steps."""
 
 
-class TooFewSteps(ExpertError):
-    """A run that ended before anything could be measured."""
+class MeasurementFailed(ExpertError):
+    """A setting that cannot be measured; the message says why."""
+
+
+def events_of(
+    arguments: Sequence[str], runs: Path, *, log: Path, env: Mapping[str, str], limit: float
+) -> Generator[Event, None, None]:
+    """Run `expert train` in a process that writes below `runs`, and yield the events of its run;
+    closing this kills it. Raises MeasurementFailed if it fails or takes longer than `limit`."""
+    child = Child([sys.executable, "-m", "expert", "train", *arguments], log=log, env=env)
+    ends_at = time.monotonic() + limit
+
+    def is_over() -> bool:
+        return child.has_ended or time.monotonic() > ends_at
+
+    try:
+        while (file := next(runs.glob("*/events.jsonl"), None)) is None and not is_over():
+            time.sleep(POLL_SECONDS)
+        if file is not None:
+            yield from follow(file, is_over, POLL_SECONDS)
+        if not child.has_ended:
+            raise MeasurementFailed(f"not finished after {limit:.0f} s")
+        code = child.wait()
+        if code or file is None:
+            words = child.stderr_tail() or "it printed nothing"
+            raise MeasurementFailed(f"its process {describe_exit(code)}: {words}")
+    finally:  # also on Ctrl-C: nothing may be left behind
+        child.stop()
+
+
+def environment_of(home: Path, plan: RunPlan) -> dict[str, str]:
+    """The environment of such a process: no benchmark of this machine affects its plan, and it ends
+    with this one."""
+    from expert.parallel.launch import FOLLOWED
+
+    env = {"EXPERT_HOME": str(home), FOLLOWED: str(os.getpid())}
+    if plan.model.place == "models folder":  # which may be that of the usual home
+        env["EXPERT_MODELS"] = str(Path(plan.model.location).absolute().parent)
+    return env
 
 
 def first_timed_step(plan: RunPlan) -> int:
@@ -34,19 +77,19 @@ def first_timed_step(plan: RunPlan) -> int:
 
 def measured_of(
     plan: RunPlan,
-    events: list[Event],
-    judged: Event | None,
+    events: Sequence[Event],
     first: int,
     *,
     window: float,
     rows: int,
+    loss_steps: int | None = None,
 ) -> Measured:
-    """What the events of a run show: rates over windows of steps after the first ones, and the loss
-    of one evaluation."""
+    """What the events of a run show: rates over windows of steps after the `first` ones, and the
+    training loss of the `loss_steps` first steps (None: all)."""
     steps = [event for event in events if event["event"] == "step"]
     timed = [event for event in steps if event["step"] > first]
     if not timed:
-        raise TooFewSteps("the run ended before a step could be timed")
+        raise MeasurementFailed("the run ended before a step could be timed")
 
     def mean(key: str) -> float | None:
         known = [event[key] for event in timed if event.get(key) is not None]
@@ -60,19 +103,20 @@ def measured_of(
             tokens, seconds = 0, 0.0
     if not rates:  # too fast for a whole window
         rates = [tokens / seconds]
+    low, middle, high = (
+        statistics.quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates * 3
+    )
     total = sum(event["seconds"] for event in timed)
     updates = sum(event["updates"] for event in timed)
     samples = sum(event["examples"] for event in timed) / total
     fell_back = [event for event in events if event["event"] == "fell_back"]
-    sizes = [
-        c["value"] for e in fell_back for c in e["changes"] if c["path"] == "batch.micro_batch"
-    ]
-    micro_batch = int(sizes[-1]) if sizes else plan.batch.micro_batch
+    changed = [change for event in fell_back for change in event["changes"]]
+    sizes = [each["value"] for each in changed if each["path"] == "batch.micro_batch"]
     peaks = [event["peak_reserved_bytes"] for event in steps if event.get("peak_reserved_bytes")]
     peaks = peaks or [e["cpu_peak_memory_bytes"] for e in steps if e.get("cpu_peak_memory_bytes")]
-    low, middle, high = (
-        statistics.quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates * 3
-    )
+    learnt = [event for event in steps if loss_steps is None or event["step"] <= loss_steps]
+    targets = sum(int(event["targets"]) for event in learnt)
+    losses = sum(float(event["loss"]) * int(event["targets"]) for event in learnt)
     return Measured(
         tokens_per_second=middle,
         windows=rates,
@@ -87,10 +131,10 @@ def measured_of(
         data_wait=mean("data_wait"),
         examples_per_update=sum(event["examples"] for event in timed) / updates,
         updates_measured=updates,
-        updates_learnt=judged["step"] if judged is not None else timed[-1]["step"],
+        updates_learnt=learnt[-1]["step"],
         compile_seconds=next((e["seconds"] for e in events if e["event"] == "compiled"), None),
-        loss=judged["loss"] if judged is not None and type(judged["loss"]) is float else None,
-        micro_batch=micro_batch,
+        loss=losses / targets if targets else None,
+        micro_batch=int(sizes[-1]) if sizes else plan.batch.micro_batch,
         accumulation=plan.batch.accumulation or 1,
         fallbacks=[str(event.get("reason", "")) for event in fell_back],
     )

@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 
 from expert.core.text import counted
 from expert.planning.choose.fastest import (
-    GRAPHS,
     TimedFit,
     choose_capture,
     max_rank_sequences,
     pass_limit,
+    settle_graphs,
 )
 from expert.planning.choose.kernels import base_quantization
 from expert.planning.decisions import Source
@@ -48,12 +48,10 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
         return None
     captured = choose_capture(draft, base, sequences)
     fit = _with_fewer_micro_batches(draft, captured.way, most)
-    _settle_quantization(draft, fit)
+    _settle_quantization(draft, fit.work.quantization)
     _settle_checkpointing(draft, fit, captured.way.checkpointed_for)
     _advise(draft, fit)
-    draft.settle(GRAPHS, captured.value, captured.because, captured.source)
-    if captured.warning:
-        draft.warn(GRAPHS, captured.warning)
+    settle_graphs(draft, captured)
     work = _settle_micro_batch(
         draft, fit, (most, pass_limit(draft, base.row_tokens, most)), sequences
     )
@@ -92,26 +90,20 @@ def _gib(draft: PlanDraft) -> str:
     return f"{budget_of(draft) / GIB:.1f} GiB"
 
 
-def _settle_quantization(draft: PlanDraft, fit: Fit) -> None:
-    chosen = fit.work.quantization
-    if draft.model.quantization != "auto":
-        _settle_requested_quantization(draft, chosen)
-        return
-    because = "the base fits as it is; quantising would only cost time and precision"
-    if draft.kept.quantization:
-        because = KEPT
-    elif not fit.fits:
-        because = f"the smallest choice, and still more than {_gib(draft)}"
-    elif chosen == "int4":
-        because = f"the base does not fit {_gib(draft)} in 16 bits; in NF4 it does"
-    elif fit.work.is_full_finetune:
-        because = "all weights are trained, which needs them unquantised"
-    draft.settle("model.quantization", chosen, because)
-
-
-def _settle_requested_quantization(draft: PlanDraft, chosen: str) -> None:
+def _settle_quantization(draft: PlanDraft, chosen: str) -> None:
     asked, path = draft.model.quantization, "model.quantization"
-    if asked == "fp8" and draft.kept.quantization == chosen:
+    if asked == "auto":
+        because = "unquantised: 4 bits are only for adapters on a GPU that lacks room"
+        if draft.resolved.shape is None:
+            because = f"the size of the model is not known: {draft.resolved.shape_from}"
+            draft.settle(path, chosen, because, "preset")
+            return
+        if draft.kept.quantization:
+            because = KEPT
+        elif chosen == "int4":
+            because = f"the base does not fit {_gib(draft)} in 16 bits"
+        draft.settle(path, chosen, because)
+    elif asked == "fp8" and draft.kept.quantization == chosen:
         draft.settle(path, chosen, KEPT)
     elif asked == "fp8" and chosen != "fp8":
         because = "the card has no fp8 arithmetic; int8 takes the same memory"
@@ -126,11 +118,10 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
     layers, count = fit.work.shape.layers, fit.work.recomputed_blocks
     kind = "none" if count == 0 else ("full" if count == layers else "selective")
     asked, measured = draft.config.gradient_checkpointing, draft.measured(CHECKPOINTING)
+    because = f"everything fits {_gib(draft)} without it"
     source: Source = "machine"
     if asked != "auto":
         because, source = SET, "manifest"
-        if asked == "selective":
-            because = "selective: half of the blocks, more if that does not fit"
     elif measured is not None and measured[0] == kind:
         because, source = measured[1], "measurement"
     elif not fit.fits:
@@ -140,8 +131,6 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
     elif count:
         rows = fit.work.rows if draft.config.micro_batch_size != "auto" else rows
         because = f"as few blocks as needed to fit a micro-batch of {rows} in {_gib(draft)}"
-    else:
-        because = f"everything fits {_gib(draft)} without it"
     draft.settle(CHECKPOINTING, kind, because, source)
     draft.settle("kernels.recomputed_blocks", count, because, source)
 
@@ -171,7 +160,6 @@ def _settle_micro_batch(
 ) -> Workload:
     """`bounds`: a rank's sequences per step, and how many are worth computing in one pass."""
     most, limit = bounds
-    whose = "a step has" if draft.cluster.ranks == 1 else "a rank's share of a step is"
     whole = "a whole step" if draft.cluster.ranks == 1 else "a rank's share of a step"
     path, gib = "batch.micro_batch", _gib(draft)
     largest, asked = fit.work.rows, draft.config.micro_batch_size
@@ -179,7 +167,7 @@ def _settle_micro_batch(
     if asked != "auto":
         micro, because, source = asked, SET, "manifest"
         if asked > most:
-            text = f"{whose} only {counted(most, 'sequence')}: a micro-batch cannot have more"
+            text = f"{whole} is only {counted(most, 'sequence')}: a micro-batch cannot have more"
             draft.warn(path, text)
             if not draft.packed or draft.packed_rows is not None:
                 micro, because = most, f"{whole}; micro_batch_size {asked} is more"
@@ -187,12 +175,12 @@ def _settle_micro_batch(
         micro, because = largest, f"the most that fits {gib}; less if a step has fewer"
     else:
         share = draft.cluster.share_of(sequences)
-        micro, _ = even_split(share, largest, on_gpu=draft.on_gpu)
         because = f"up to {largest} fit {gib}"
         if largest == most:
             because = f"{whole} fits {gib}"
         elif largest == limit:
             because = f"a CPU is fastest with about {CPU_TOKENS_PER_PASS:,} tokens per micro-batch"
+        micro, _ = even_split(share, largest, on_gpu=draft.on_gpu)
         measured = draft.measured(path)
         if measured is not None and fit.fits and measured[0] < micro:
             micro, _ = even_split(share, measured[0], on_gpu=draft.on_gpu)
@@ -211,12 +199,11 @@ def _settle_accumulation(draft: PlanDraft, sequences: int | None, micro: int) ->
     if sequences is None:
         draft.unknown("the sequences per step are not known yet", path)
         return
-    ranks, share = draft.cluster.ranks, draft.cluster.share_of(sequences)
+    share, ranks = draft.cluster.share_of(sequences), draft.cluster.ranks
     steps = math.ceil(share / micro)
-    each = f"{micro}" if steps * micro * ranks == sequences else f"at most {micro}"
-    whole = "the one sequence" if sequences == 1 else f"the {sequences} sequences"
     on_each = "" if ranks == 1 else f" on each of {ranks} ranks"
-    draft.settle(path, steps, f"{steps} × {each}{on_each} make up {whole} of a step")
+    because = f"{steps} × up to {micro}{on_each} make up the sequences of a step: {sequences}"
+    draft.settle(path, steps, because)
 
 
 def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> int:
@@ -276,12 +263,8 @@ def _settle_memory(draft: PlanDraft, work: Workload) -> None:
 def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) -> None:
     """Without sizes nothing can be estimated: take the manifest's values and probe at the start."""
     reason, config = draft.resolved.shape_from, draft.config
-    asked_base = draft.model.quantization
-    if asked_base == "auto":
-        because = f"the size of the model is not known: {reason}"
-        draft.settle("model.quantization", "none", because, "preset")
-    else:
-        _settle_requested_quantization(draft, base_quantization(draft))
+    base = base_quantization(draft)
+    _settle_quantization(draft, "none" if base == "auto" else base)
     asked = config.gradient_checkpointing
     if asked == "auto":
         because = f"memory cannot be estimated: {reason}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from expert.core.text import counted
 from expert.planning.choose.fastest import choose_capture
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
@@ -24,8 +23,11 @@ def choose_fused_blocks(
 ) -> float | None:
     """As fast as compiled blocks from the first step, with less memory: chosen wherever possible.
     Returns the expected training time with them, if known."""
-    asked, kept, way = draft.config.fused_blocks, draft.kept.fused_blocks, None
-    measured = draft.measured(FUSED)
+    asked, kept, measured = (
+        draft.config.fused_blocks,
+        draft.kept.fused_blocks,
+        draft.measured(FUSED),
+    )
     if asked == "auto" and kept is False:
         draft.settle(FUSED, False, KEPT)
         return None
@@ -41,13 +43,12 @@ def choose_fused_blocks(
             attention = "flash" if flashes else "sdpa"
         fused = replace(work, fused_blocks=True, attention=attention)
         way = choose_capture(draft, fused, sequences).way
-        if way.fit.work.is_sharded:
-            obstacle = "sharded weights cannot be fused"
-    if not obstacle and way is not None:
-        because = "as fast as compiled blocks on an H200, without the time to compile"
-        chosen = draft.choose(FUSED, "fused_blocks", True, because)
-        seconds = (draft["length.total_steps"] or math.nan) * way.step_seconds
-        return seconds if chosen and math.isfinite(seconds) else None
+        if not way.fit.work.is_sharded:
+            because = "as fast as compiled blocks on an H200, without the time to compile"
+            chosen = draft.choose(FUSED, "fused_blocks", True, because)
+            seconds = (draft["length.total_steps"] or math.nan) * way.step_seconds
+            return seconds if chosen and math.isfinite(seconds) else None
+        obstacle = "sharded weights cannot be fused"
     draft.settle(FUSED, False, obstacle, "fallback" if asked is True else "machine")
     if asked is True:
         draft.warn(FUSED, f"fused_blocks: true, but {obstacle}")
@@ -129,10 +130,8 @@ def _compile_if_it_pays(draft: PlanDraft, work: Workload | None, sequences: int 
         if packed is not None and packed.fill < FULL_ENOUGH:
             because += f" (sequences are {packed.fill:.0%} full, compiled batches of one width)"
         draft.settle(COMPILE, total < eager, because)
-    elif steps is not None and steps < FEW_STEPS:
-        draft.settle(COMPILE, False, f"the run is too short: {counted(steps, 'step')}")
-    elif rows is not None and rows * draft.config.epochs < FEW_EXAMPLES:
-        draft.settle(COMPILE, False, f"the run is too short: {counted(rows, 'row')}")
     else:
+        few = steps is not None and steps < FEW_STEPS
+        few = few or (rows is not None and rows * draft.config.epochs < FEW_EXAMPLES)
         because = "fixed shapes: 1.2-2.2x as fast on an H200, after about 30 s of compiling"
-        draft.settle(COMPILE, True, because)
+        draft.settle(COMPILE, not few, "the run is too short" if few else because)

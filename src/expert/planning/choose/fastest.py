@@ -10,21 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
-from expert.planning.choose.length import peak_flops_range, total_tokens
+from expert.planning.choose.length import peak_flops, total_tokens
 from expert.planning.choose.rates import COLD_COMPILE, MEASURED_CARD, PassSeconds, pass_seconds
 from expert.planning.choose.sequences import captured_fill, captured_flat, occupied
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import (
+    CPU_TOKENS_PER_PASS,
     MARGIN,
     Fit,
     budget_of,
     even_split,
     find_fit,
     has_host_memory,
-    max_useful_batch,
     peak_bytes,
     with_fewest_checkpointed,
 )
@@ -64,32 +65,25 @@ class TimedFit:
         return self.passes * self.time.seconds if self.time is not None else math.inf
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaptureChoice:
+class Capture(NamedTuple):
     """Whether passes are captured, why, and the resulting way through a step."""
 
     way: TimedFit
     value: bool
     because: str
-    source: Source = "machine"
-    warning: str = ""
+    source: Source
 
 
-def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> CaptureChoice:
+def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> Capture:
     """Capture if the manifest says so, or if the GPU would wait for its host. `base`: compiled or
     not. Settles nothing."""
     asked, plain = draft.config.use_cuda_graphs, fastest_fit(draft, base, sequences)
 
-    def no(because: str, source: Source = "machine") -> CaptureChoice:
-        warning = ""
-        if asked is True:
-            source, warning = "fallback", f"use_cuda_graphs: true, but {because}"
-        return CaptureChoice(
-            way=plain, value=False, because=because, source=source, warning=warning
-        )
+    def no(because: str) -> Capture:
+        return Capture(plain, False, because, "fallback" if asked is True else "machine")
 
     if asked is False:
-        return no(SET, "manifest")
+        return Capture(plain, False, SET, "manifest")
     obstacle = _obstacle_of(draft, plain.fit.work)
     if obstacle:
         return no(obstacle)
@@ -110,49 +104,43 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     has_room &= not _obstacle_of(draft, work)
     measured = draft.measured(GRAPHS)
     if asked is True:
-        if not has_room:
-            return no(NOT_ENOUGH_MEMORY)
-        return CaptureChoice(way=way, value=True, because=SET, source="manifest")
+        return Capture(way, True, SET, "manifest") if has_room else no(NOT_ENOUGH_MEMORY)
     if draft.config.deterministic:
         return no("a resumed run starts uncaptured: the bits might differ")
     if measured is not None and measured[0] and not has_room:
         return no(NOT_ENOUGH_MEMORY)
     if measured is not None:
-        way = way if measured[0] else plain
-        return CaptureChoice(way=way, value=measured[0], because=measured[1], source="measurement")
+        return Capture(way if measured[0] else plain, *measured, "measurement")
     if plain.time is None:
         return no("the compute time of a pass is not known")
     computing, launching = 1e3 * plain.time.computing, 1e3 * plain.time.launching
     times = f"about {computing:.0f} ms of compute, {launching:.0f} ms of launches per pass"
     saved = 1 - way.step_seconds / plain.step_seconds
     if has_room and way.step_seconds < WORTH * plain.step_seconds:
-        because = f"expected to save {saved:.0%} of the time: {times}"
-        return CaptureChoice(way=way, value=True, because=because)
+        return Capture(way, True, f"expected to save {saved:.0%} of the time: {times}", "machine")
     if WORTH * launching <= computing:
         return no(f"the host keeps up: {times}")
-    if not has_room:
-        return no(f"{NOT_ENOUGH_MEMORY} ({times})")
-    return no(
-        f"captured passes keep their memory: with what still fits they are no faster ({times})"
-    )
+    return no(f"{NOT_ENOUGH_MEMORY}; what still fits is no faster ({times})")
 
 
-def settle_graphs_without_sizes(draft: PlanDraft) -> None:
-    """For a model of unknown size: as the manifest says, else no graphs."""
+def settle_graphs(draft: PlanDraft, chosen: Capture | None) -> None:
+    """Record whether passes are captured. `chosen`: None for a model of unknown size, which is
+    captured only if the manifest says so."""
     asked = draft.config.use_cuda_graphs
-    obstacle = _obstacle(
-        draft,
-        engine=draft["parallel.engine"],
-        recomputes=draft["kernels.checkpointing"] != "none",
-        compiled=draft["kernels.compile"],
-    )
-    if asked is True and obstacle:
-        draft.settle(GRAPHS, False, obstacle, "fallback")
-        draft.warn(GRAPHS, f"use_cuda_graphs: true, but {obstacle}")
-    elif asked != "auto":
-        draft.settle(GRAPHS, asked, SET, "manifest")
+    if chosen is not None:
+        value, because, source = chosen[1:]
     else:
-        draft.settle(GRAPHS, False, obstacle or "the compute time of a pass is not known")
+        recomputes, compiled = draft["kernels.checkpointing"] != "none", draft["kernels.compile"]
+        engine = draft["parallel.engine"]
+        obstacle = _obstacle(draft, engine=engine, recomputes=recomputes, compiled=compiled)
+        value, because, source = asked is True and not obstacle, SET, "manifest"
+        if asked is True and obstacle:
+            because, source = obstacle, "fallback"
+        elif asked == "auto":
+            because, source = obstacle or "the compute time of a pass is not known", "machine"
+    draft.settle(GRAPHS, value, because, source)
+    if asked is True and not value:
+        draft.warn(GRAPHS, f"use_cuda_graphs: true, but {because}")
 
 
 def _obstacle_of(draft: PlanDraft, work: Workload) -> str:
@@ -223,14 +211,16 @@ def max_rank_sequences(draft: PlanDraft, sequences: int | None) -> int:
 
 
 def pass_limit(draft: PlanDraft, row_tokens: int, most: int) -> int:
-    """How many of at most `most` sequences are worth computing in one pass."""
-    even = draft.packed or draft.is_char_model
-    return max_useful_batch(on_gpu=draft.on_gpu, even=even, row_tokens=row_tokens, most=most)
+    """How many of at most `most` sequences are worth computing in one pass: all on a GPU, and where
+    the width of rows is unknown."""
+    if draft.on_gpu or not (draft.packed or draft.is_char_model):
+        return most
+    return max(1, min(most, CPU_TOKENS_PER_PASS // row_tokens))
 
 
 def pass_seconds_of(draft: PlanDraft, work: Workload, passes: int) -> PassSeconds | None:
     """The time of one of `passes` passes of a step; None if the card's peak is unknown."""
-    peak = peak_flops_range(draft, work.precision) if draft.on_gpu else None
+    peak = peak_flops(draft, work.precision) if draft.on_gpu else None
     if peak is None:
         return None
     card = draft.target.card
@@ -238,7 +228,7 @@ def pass_seconds_of(draft: PlanDraft, work: Workload, passes: int) -> PassSecond
         work,
         tokens=_pass_tokens(draft, work, passes),
         mean_tokens=draft.mean_document(work.row_tokens),
-        peak=math.sqrt(peak[0] * peak[1]),
+        peak=peak,
         bandwidth=card.bandwidth_gbs if card is not None else None,
         characters=draft.is_char_model,
     )
@@ -252,13 +242,10 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
         return float(work.tokens)
     known = draft.packed_rows
     fill = 1.0
-    fixed = work.compiled or work.captured or work.attention == "flex"
-    if known is not None and fixed:
-        if work.widths == 1:
-            fill = known.fill * occupied(draft, passes, work.rows)
-        else:
+    if known is not None and (work.compiled or work.captured or work.attention == "flex"):
+        fill = known.fill * occupied(draft, passes, work.rows)
+        if work.widths > 1:  # which never hold more than sequences of one width do
             rows = draft["batch.examples_per_update"] / draft.cluster.ranks / passes
-            # The widths never hold more than sequences of one width do.
             fill = max(known.fill, captured_fill(rows))
     of_a_pass: float = tokens / steps / draft.cluster.ranks / passes / fill
     return min(float(work.tokens), of_a_pass)
@@ -295,29 +282,26 @@ def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
         draft["length.total_steps"],
         total_tokens(draft),
     )
+    passes = draft["batch.accumulation"] or 1
+    time = pass_seconds_of(draft, work, passes) if work is not None else None
     if work is None:
         draft.unknown(draft.resolved.shape_from, path)
-        return
-    if not steps or not tokens:
+    elif not steps or not tokens:
         empty = draft["length.rows"] == 0
         draft.unknown("there are no rows" if empty else draft.survey.because, path)
-        return
-    passes = draft["batch.accumulation"] or 1
-    time = pass_seconds_of(draft, work, passes)
-    if draft.card_key != MEASURED_CARD or work.engine != "single" or time is None:
+    elif draft.card_key != MEASURED_CARD or work.engine != "single" or time is None:
         draft.settle(path, None, "unknown until it runs: only single H200 cards were measured")
-        return
-    least, most = EXPECTED
-    if time.launching > time.computing:
-        most = WAITING_FOR_LAUNCHES
-    trained = steps * passes * time.seconds
-    trained *= 1 + EVALUATION * _evaluated_tokens(draft, steps) / tokens
-    compiling = COLD_COMPILE if work.compiled else 0.0
-    seconds = (
-        START_SECONDS[0] + 0.4 * compiling + least * trained,
-        START_SECONDS[1] + 1.3 * compiling + most * trained,
-    )
-    draft.settle(path, seconds, "estimated from runs on an H200, without preparing the rows")
+    else:
+        least, most = EXPECTED
+        if time.launching > time.computing:
+            most = WAITING_FOR_LAUNCHES
+        trained = steps * passes * time.seconds
+        trained *= 1 + EVALUATION * _evaluated_tokens(draft, steps) / tokens
+        compiling = COLD_COMPILE if work.compiled else 0.0
+        shortest = START_SECONDS[0] + 0.4 * compiling + least * trained
+        longest = START_SECONDS[1] + 1.3 * compiling + most * trained
+        because = "estimated from runs on an H200, without preparing the rows"
+        draft.settle(path, (shortest, longest), because)
 
 
 def _evaluated_tokens(draft: PlanDraft, steps: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from expert.core.install import pip_install
 from expert.planning.choose.sequences import FULL_ENOUGH
+from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.machine.cards import ADA, AMPERE, HOPPER
 from expert.planning.machine.host import package_version
@@ -33,42 +34,42 @@ def choose_precision(draft: PlanDraft) -> None:
     runs_here = kept == "fp32" or (draft.on_gpu and kept == "fp16")
     if kept == "bf16":
         runs_here = able or not draft.on_gpu
+    source: Source = "machine"
     if bf16 == fp16 == "auto" and kept and runs_here:
-        chosen = draft.settle(path, kept, KEPT)
+        chosen, because = kept, KEPT
     elif bf16 is True and draft.on_gpu and not able:
         because = f"bf16: true, but {draft.card_label} has no bf16: fp16 with loss scaling"
-        draft.warn(path, because)
-        chosen = draft.settle(path, "fp16", because, "fallback")
+        chosen, source = "fp16", "fallback"
     elif bf16 is True:
+        chosen, because, source = "bf16", SET, "manifest"
         if not draft.on_gpu:
             draft.warn(path, "bf16 on a CPU is slower than fp32 unless it has AMX or bf16 units")
-        chosen = draft.settle(path, "bf16", SET, "manifest")
     elif fp16 is True and not draft.on_gpu:
         because = "fp16: true, but fp16 trains only on a GPU"
-        draft.warn(path, because)
-        chosen = draft.settle(path, "fp32", because, "fallback")
+        chosen, source = "fp32", "fallback"
     elif fp16 is True:
+        chosen, because, source = "fp16", SET, "manifest"
         if able:
             text = f"bf16: true is as fast on {draft.target.name} and needs no loss scaling"
             draft.advise(path, text)
-        chosen = draft.settle(path, "fp16", SET, "manifest")
     elif bf16 is False and fp16 is False:
+        chosen, because, source = "fp32", "bf16 and fp16 are both false", "manifest"
         if draft.on_gpu:
             draft.warn(path, "fp32 uses the tensor cores only through TF32 and doubles the memory")
-        chosen = draft.settle(path, "fp32", "bf16 and fp16 are both false", "manifest")
     elif not draft.on_gpu:
-        chosen = draft.settle(path, "fp32", "fastest on most CPUs")
+        chosen, because = "fp32", "fastest on most CPUs"
     elif able and bf16 == "auto":
-        because = f"{draft.card_label} has bf16 tensor cores"
+        chosen, because = "bf16", f"{draft.card_label} has bf16 tensor cores"
         if draft.target.capability is None:
             because = "no card is named; every one since 2020 has bf16 tensor cores"
-        chosen = draft.settle(path, "bf16", because)
     elif fp16 == "auto":
         ruled_out = "bf16 is false" if bf16 is False else f"{draft.card_label} has no bf16"
-        chosen = draft.settle(path, "fp16", f"{ruled_out}; with loss scaling")
+        chosen, because = "fp16", f"{ruled_out}; with loss scaling"
     else:
-        because = f"{draft.card_label} has no bf16, and fp16 is switched off"
-        chosen = draft.settle(path, "fp32", because)
+        chosen, because = "fp32", f"{draft.card_label} has no bf16, and fp16 is switched off"
+    draft.settle(path, chosen, because, source)
+    if source == "fallback":
+        draft.warn(path, because)
     scaling = chosen == "fp16"
     because = "fp16 gradients underflow without it" if scaling else f"not needed with {chosen}"
     draft.settle("kernels.loss_scaling", scaling, because)
@@ -103,73 +104,65 @@ def choose_attention(draft: PlanDraft, fused_seconds: float | None) -> None:
     What replaces use_sdpa depends on the card, which is only known here. `fused_seconds`: the
     training time with fused blocks and nothing else compiled.
     """
-    known = draft.packed_rows
-    full = known is None or known.fill >= FULL_ENOUGH  # FlexAttention needs a fixed width
-    long = full and (fused_seconds or 0) > FLEX_PAYS_AFTER_SECONDS
-    brief = fused_seconds is not None and fused_seconds < FLASH4_PAYS_AFTER_SECONDS
-    _settle_attention(draft, long=long, brief=brief)
-    config, chosen = draft.config, draft["kernels.attention"]
-    if config.use_sdpa is True and config.attention == "auto" and chosen != "sdpa":
+    path = "kernels.attention"
+    chosen, because, source = _attention(draft, fused_seconds)
+    draft.settle(path, chosen, because, source)
+    if source == "fallback":
+        draft.warn(path, because)
+    if chosen == "eager" and source == "manifest":
+        draft.warn(path, "eager attention keeps every score: memory grows quadratically")
+    if draft.config.use_sdpa is True and draft.config.attention == "auto" and chosen != "sdpa":
         text = f"use_sdpa: {chosen} attention keeps packed rows apart; SDPA would need a mask of"
-        draft.supersede("kernels.attention", f"{text} every pair of tokens")
+        draft.supersede(path, f"{text} every pair of tokens")
 
 
-def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
-    config, path = draft.config, "kernels.attention"
-    able, packed = draft.has_capability(AMPERE), draft.packed
+def _attention(draft: PlanDraft, fused_seconds: float | None) -> tuple[str, str, Source]:
+    """The attention, why, and the source of that choice."""
+    config, packed, hopper = draft.config, draft.packed, draft.target.capability == HOPPER
+    able, without4 = draft.has_capability(AMPERE), _why_not_flash4(draft)
     flashes = able and draft["kernels.precision"] != "fp32"
     asked = config.attention
     if asked == "auto" and config.flash_attention_2:
         asked = "flash"
     if asked == "auto" and config.use_sdpa is True and not packed:
-        draft.settle(path, "sdpa", "use_sdpa in the manifest", "manifest")
-        return
+        return "sdpa", "use_sdpa in the manifest", "manifest"
     if (asked in ("flash", "flash4") and not flashes) or (asked == "flex" and not able):
         lacking = f"{draft.card_label} has no kernel for it" if not able else "it needs 16 bits"
-        because = f"{asked} was requested, but {lacking}"
-        draft.warn(path, because)
-        draft.settle(path, "sdpa", because, "fallback")
-        return
-    without4, kept = _why_not_flash4(draft), draft.kept.attention
+        return "sdpa", f"{asked} was requested, but {lacking}", "fallback"
+    kept = draft.kept.attention
     runs_here = {"flash": flashes, "flash4": flashes and not without4, "flex": able}
     if asked == "auto" and kept and runs_here.get(kept, True):
-        draft.settle(path, kept, KEPT)
-        return
+        return kept, KEPT, "machine"
     if asked == "flash4" and without4:
-        because = f"flash4 was requested, but {without4}"
-        draft.warn(path, because)
-        draft.settle(path, "flash", because, "fallback")
-        return
+        return "flash", f"flash4 was requested, but {without4}", "fallback"
     if asked != "auto":
-        if asked == "eager":
-            draft.warn(path, "eager attention keeps every score: memory grows quadratically")
         own = config.attention != "auto"
         because = SET if own else "flash_attention_2 in the manifest; torch's own flash kernels"
-        draft.settle(path, asked, because, "manifest")
-        return
+        return asked, because, "manifest"
     measured = _measured_attention(draft)
     if measured is not None and (measured[0] != "flash" or flashes):
-        draft.settle(path, *measured, "measurement")
-    elif packed and flashes and draft.target.capability == HOPPER and not (without4 or brief):
+        return *measured, "measurement"
+    if not packed:
+        return "sdpa", "rows are not packed: SDPA picks its fastest kernel", "machine"
+    known = draft.packed_rows
+    full = known is None or known.fill >= FULL_ENOUGH  # FlexAttention needs a fixed width
+    long = full and (fused_seconds or 0) > FLEX_PAYS_AFTER_SECONDS
+    brief = fused_seconds is not None and fused_seconds < FLASH4_PAYS_AFTER_SECONDS
+    if flashes and hopper and not (without4 or brief):
         because = "FlashAttention 4 made runs 1.12x (0.6B) and 1.04x (8B) as fast on an H200"
-        draft.settle(path, "flash4", because, "measurement")
-    elif packed and draft.target.capability == HOPPER and (draft["kernels.compile"] or long):
+        return "flash4", because, "measurement"
+    if hopper and (draft["kernels.compile"] or long):
         # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B in one
         # run; at 8B, in two runs, 16,415 against 16,229.
         because = "FlexAttention with document masks ran 1.07x as fast as flash on an H200 (0.6B)"
-        draft.settle(path, "flex", because, "measurement")
-    elif packed and flashes:
-        because = "variable-length flash attention keeps packed documents apart"
-        draft.settle(path, "flash", because)
-        if draft.target.capability == HOPPER and without4 and not brief:
-            text = f"FlashAttention 4 would make steps up to 1.12x as fast: {pip_install('flash4')}"
-            draft.advise(path, text)
-    elif packed:
-        lacking = f"{draft.card_label} has no variable-length kernel"
-        lacking = "variable-length flash attention needs 16 bits" if able else lacking
-        draft.settle(path, "sdpa", f"{lacking}: SDPA with a document mask")
-    else:
-        draft.settle(path, "sdpa", "rows are not packed: SDPA picks its fastest kernel")
+        return "flex", because, "measurement"
+    if not flashes:
+        lacking = "variable-length flash attention needs Ampere or later, and 16 bits"
+        return "sdpa", f"{lacking}: SDPA with a document mask", "machine"
+    if hopper and without4 and not brief:
+        text = f"FlashAttention 4 would make steps up to 1.12x as fast: {pip_install('flash4')}"
+        draft.advise("kernels.attention", text)
+    return "flash", "variable-length flash attention keeps packed documents apart", "machine"
 
 
 def _why_not_flash4(draft: PlanDraft) -> str:
@@ -197,13 +190,12 @@ def _measured_attention(draft: PlanDraft) -> tuple[str, str] | None:
 def choose_optimizer(draft: PlanDraft) -> None:
     """Fused AdamW on a GPU, or the requested optimizer."""
     path, key = "optim.optimizer", "optim"
+    plain = ("adamw_torch_fused", "one kernel for all weights")
     measured = draft.measured(path)
     if measured is not None:
         draft.choose(path, key, *measured, "measurement")
-    elif draft.on_gpu:
-        draft.choose(path, key, "adamw_torch_fused", "one kernel for all weights")
     else:
-        draft.choose(path, key, "adamw_torch", "no GPU")
+        draft.choose(path, key, *(plain if draft.on_gpu else ("adamw_torch", "no GPU")))
 
 
 def choose_loss_chunk(draft: PlanDraft) -> None:

@@ -102,22 +102,16 @@ def peak_of(card: Card, precision: str) -> float | None:
     return rate * 1e12 if rate else None
 
 
-def peak_flops_range(draft: PlanDraft, precision: str) -> tuple[float, float] | None:
-    """Dense peak of the card, FLOP/s, twice; for a card known only by its memory, from the slowest
-    to the fastest with as much. None if unknown."""
+def peak_flops(draft: PlanDraft, precision: str) -> float | None:
+    """Dense peak of the card, FLOP/s; for a card known only by its memory, the geometric mean of
+    the slowest and the fastest with as much. None if unknown."""
     target = draft.target
-    if target.card is not None:
-        peak = peak_of(target.card, precision) if draft.on_gpu else None
-        return (peak, peak) if peak is not None else None
-    if target.is_this_machine:
-        return None
-    alike = [
-        card
-        for card in CARDS
-        if abs(card.memory_gib * 2**30 / target.budget_bytes - 1) <= MEMORY_TOLERANCE
-    ]
+    alike = [target.card] if target.card is not None else []
+    if not alike and not target.is_this_machine:
+        size = target.budget_bytes / 2**30
+        alike = [c for c in CARDS if abs(c.memory_gib / size - 1) <= MEMORY_TOLERANCE]
     known = [peak for card in alike if (peak := peak_of(card, precision)) is not None]
-    return (min(known), max(known)) if known else None
+    return math.sqrt(min(known) * max(known)) if known else None
 
 
 def settle_arithmetic(draft: PlanDraft, work: Workload | None) -> None:

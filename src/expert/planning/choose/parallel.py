@@ -12,7 +12,6 @@ from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import (
     budget_of,
     host_bytes_of_node,
-    lacking_host_bytes,
     peak_bytes,
     suggest_fit,
     with_fewest_checkpointed,
@@ -27,7 +26,14 @@ RANKS_PATH = "parallel.ranks"
 def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
     """The engine and what it shards; `work`: what fits."""
     cluster, asked = draft.cluster, draft.config.distributed
-    engine = work.engine if work is not None else _engine_without_sizes(draft)
+    each, nodes, shards = cluster.ranks_per_node, cluster.nodes, 1
+    engine = "sharded" if asked == "sharded" else "replicated"
+    if work is not None:
+        engine, shards = work.engine, work.shards
+    elif cluster.ranks == 1:
+        engine = "single"
+    elif engine in SPLITS_WEIGHTS:
+        shards = each if each > 1 else cluster.ranks
     source: Source = "preset"
     because = DEFAULT
     if engine != "single":
@@ -36,16 +42,11 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
     if engine == "single" and asked != "auto":
         text = f"distributed: {asked}: one process has nothing to share; it applies with --gpus"
         draft.supersede("parallel.engine", text)
-    each, nodes = cluster.ranks_per_node, cluster.nodes
     because = f"{each} on each of {nodes} machines" if nodes > 1 else "on one machine"
     draft.settle("parallel.ranks", cluster.ranks, because if cluster.ranks > 1 else DEFAULT)
     draft.settle("parallel.nodes", nodes, "asked for" if nodes > 1 else DEFAULT)
-    shards = work.shards if work is not None else 1
-    if work is None and engine in SPLITS_WEIGHTS:
-        shards = each if each > 1 else cluster.ranks
-    where = "of a machine" if shards < cluster.ranks else "together"
-    because = f"the ranks {where} hold one copy of the weights" if shards > 1 else DEFAULT
-    draft.settle("parallel.shard_ranks", shards, because)
+    because = "ranks that hold one copy of the weights together"
+    draft.settle("parallel.shard_ranks", shards, because if shards > 1 else DEFAULT)
     _settle_offload(draft, work)
     if work is not None:
         _warn_of_gathering(draft, work)
@@ -67,33 +68,20 @@ def _settle_optimizer(draft: PlanDraft, work: Workload | None) -> None:
     draft.supersede(path, f"optim: {asked}: {because}; {taken} takes 8 bytes per weight, sharded")
 
 
-def _engine_without_sizes(draft: PlanDraft) -> str:
-    """For a model of unknown size, as the manifest says."""
-    if draft.cluster.ranks == 1:
-        return "single"
-    return "sharded" if draft.config.distributed == "sharded" else "replicated"
-
-
 def _engine_reason(draft: PlanDraft, work: Workload | None) -> tuple[str, Source]:
     """Why several processes use this engine, or one process offloads."""
-    cluster, asked = draft.cluster, draft.config.distributed
-    if work is None:
-        because = f"what fits is not known: {draft.resolved.shape_from}"
-        return (SET, "manifest") if asked != "auto" else (because, "preset")
-    if work.offload:
+    if work is not None and work.offload:
         return "the card does not hold weights, gradients and optimizer state", "machine"
-    if asked != "auto":
+    if draft.config.distributed != "auto":
         return SET, "manifest"
+    if work is None:
+        return f"what fits is not known: {draft.resolved.shape_from}", "preset"
     if work.engine == "replicated":
         because = f"everything fits each card ({gib(budget_of(draft))}): only gradients are sent"
         return because, "machine"
     alone = replace(work, engine="replicated", shards=1, rows=1)
     alone = with_fewest_checkpointed(draft, alone, budget_of(draft))
     needs = f"one card would need {gib(peak_bytes(draft, alone))} of {gib(budget_of(draft))}"
-    if work.shards < cluster.ranks:
-        return f"{needs}; sharded in a machine, replicated over {cluster.nodes}", "machine"
-    if cluster.nodes > 1 and cluster.ranks_per_node > 1:
-        return f"{needs}; one machine does not hold it either", "machine"
     return needs, "machine"
 
 
@@ -102,10 +90,6 @@ def _settle_offload(draft: PlanDraft, work: Workload | None) -> None:
     if work is None or not work.offload:
         draft.settle(path, False, DEFAULT, "preset")
         draft.settle("parallel.host_bytes", None, "nothing is offloaded")
-        lacking = lacking_host_bytes(draft, work) if work is not None else None
-        if lacking is not None:
-            free = gib(draft.target.host_bytes or 0)
-            draft.warn(path, f"would fit, but needs {gib(lacking)} of memory and {free} are free")
         return
     on_the_card = peak_bytes(draft, replace(work, offload=False))
     because = f"without it {gib(on_the_card)} of {gib(budget_of(draft))} would be needed"

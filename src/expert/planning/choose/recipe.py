@@ -9,6 +9,7 @@ from typing import Any
 from expert.core.files import read_json
 from expert.manifest.schema.kinds import ADAPTERS, SCHEDULES, takes
 from expert.manifest.schema.manifest import Adapter, CharGptShape
+from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
 from expert.planning.models.shapes import PROJECTIONS
@@ -52,18 +53,16 @@ def settle_model(draft: PlanDraft) -> None:
     else:
         because = SET if spec.revision else "the newest revision"
         draft.settle("model.revision", spec.revision, because, "manifest")
-    if resolved.shape is None:
-        draft.unknown(resolved.shape_from, "model.parameters")
-    else:
-        draft.settle("model.parameters", resolved.shape.parameters, resolved.shape_from)
+    size = draft.parameters
+    because = resolved.shape_from if size else f"unknown: {resolved.shape_from}"
+    draft.settle("model.parameters", size, because)
     shape = spec.architecture
     if draft.is_char_model and shape is None:
         built_in = CharGptShape().model_dump()
         draft.settle("model.architecture", built_in, "the built-in size", "preset")
     else:
-        because = SET if shape else "only char-gpt has one"
         asked = shape.model_dump() if shape else None
-        draft.settle("model.architecture", asked, because, "manifest")
+        draft.settle("model.architecture", asked, SET if shape else "char-gpt only", "manifest")
     _settle_template(draft)
 
 
@@ -73,14 +72,9 @@ def _settle_template(draft: PlanDraft) -> None:
         draft.settle(path, None, "plain text has no turns")
     elif draft.model.prompt_template != "auto":
         draft.settle(path, draft.model.prompt_template, SET, "manifest")
-    elif _has_chat_template(Path(draft.resolved.location)):
-        draft.settle(path, "tokenizer", "the tokenizer has a chat template")
-    elif place == "hf cache":
-        draft.settle(path, "tokenizer", "the tokenizer has no template of its own: chatml")
-    elif place == "hub":
+    elif place in ("hf cache", "hub") or _has_chat_template(Path(draft.resolved.location)):
         # The same before and after the download: prepared data serves both plans.
-        because = "the tokenizer's own template once it is downloaded; chatml if it has none"
-        draft.settle(path, "tokenizer", because)
+        draft.settle(path, "tokenizer", "the tokenizer's own template; chatml if it has none")
     else:
         name = basename(draft.model.name).lower()
         template = next((to for pattern, to in _TEMPLATES if re.search(pattern, name)), "alpaca")
@@ -104,31 +98,37 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
     released = adapters[0] if adapters else Adapter()
     kind, rank = config.adapter_type, 0
     draft.settle_from_config("adapter.type", "adapter_type")
+
+    def choose(key: str, given: Any, default: Any, because: str) -> Any:
+        """As in the manifest, else as released with the base model, else the default."""
+        path = f"adapter.{key}"
+        if given is not None:
+            because = "set in adapters[0] of the base model"
+            return draft.choose(path, key, given, because, "manifest")
+        return draft.choose(path, key, default, because, "preset")
+
     if takes(kind, "rank"):
-        rank = _choose_adapter_value(draft, "rank", released.r, DEFAULT_RANK, "the usual rank")
+        rank = choose("rank", released.r, DEFAULT_RANK, "the usual rank")
     else:
         draft.settle("adapter.rank", None, f"{kind} has none", "manifest")
     if takes(kind, "alpha"):
-        _choose_adapter_value(draft, "alpha", released.alpha, 2 * rank, "twice the rank")
+        choose("alpha", released.alpha, 2 * rank, "twice the rank")
     else:
         draft.settle("adapter.alpha", None, f"{kind} has none", "manifest")
     if kind in ("full", "none"):
         draft.settle("adapter.dropout", 0.0, f"{kind}: no adapter", "manifest")
         draft.settle("adapter.target_modules", None, f"{kind}: no adapter", "manifest")
     else:
-        _choose_adapter_value(draft, "dropout", released.dropout, 0.0, "dropout makes steps slower")
-        modules = released.target_modules or None
+        choose("dropout", released.dropout, 0.0, "dropout makes steps slower")
         because = "adapters on every linear layer train best"
-        _choose_adapter_value(draft, "target_modules", modules, "all-linear", because)
+        choose("target_modules", released.target_modules or None, "all-linear", because)
     feedforward, because = list[str](), f"{kind} has none"
     if takes(kind, "feedforward_modules"):
         feedforward = config.feedforward_modules or released.feedforward_modules or []
         because = f"{kind} layers scaled at their input"
     draft.settle("adapter.feedforward_modules", feedforward, because, "manifest")
-    prompts = [
-        prompt.model_dump(include={"name", "tokens", "init_method", "init_text"})
-        for prompt in draft.manifest.soft_prompts
-    ]
+    keys = {"name", "tokens", "init_method", "init_text"}
+    prompts = [prompt.model_dump(include=keys) for prompt in draft.manifest.soft_prompts]
     because = "soft_prompts of the manifest" if prompts else "none asked for"
     draft.settle("adapter.soft_prompts", prompts, because, "manifest")
     targets = draft["adapter.target_modules"]
@@ -147,16 +147,6 @@ def _warn_of_unknown_targets(draft: PlanDraft, names: frozenset[str]) -> None:
         draft.warn("adapter.target_modules", text)
 
 
-def _choose_adapter_value(
-    draft: PlanDraft, key: str, released: Any, default: Any, because: str
-) -> Any:
-    """Settle an adapter key: as in the manifest, else as released with the base, else default."""
-    if released is not None:
-        from_model = "set in adapters[0] of the base model"
-        return draft.choose(f"adapter.{key}", key, released, from_model, "manifest")
-    return draft.choose(f"adapter.{key}", key, default, because, "preset")
-
-
 def settle_optimisation(draft: PlanDraft) -> None:
     """Learning rate, schedule, decay, clipping and seed; the optimizer is chosen elsewhere."""
     config = draft.config
@@ -168,9 +158,6 @@ def settle_optimisation(draft: PlanDraft) -> None:
         because = f"usual for {kind}"
     draft.choose("optim.learning_rate", "learning_rate", rate, because, "preset")
     _settle_schedule(draft)
-    for key in ("weight_decay", "betas", "seed"):
-        draft.settle_from_config(f"optim.{key}", key)
-    draft.settle_from_config("optim.epsilon", "adam_epsilon")
     draft.settle_from_config("optim.max_grad_norm", "max_grad_norm", config.max_grad_norm or 0.0)
 
 
@@ -209,87 +196,82 @@ def _settle_schedule(draft: PlanDraft) -> None:
         draft.settle("optim.warmup_ratio", DEFAULT_WARMUP_RATIO, because, "preset")
 
 
+AS_WRITTEN = {
+    "optim.epsilon": "adam_epsilon",
+    "watch.metric": "metric_for_best_model",
+    **{f"optim.{key}": key for key in ("weight_decay", "betas", "seed")},
+    **{
+        f"watch.{key}": key
+        for key in (
+            *("logging_steps", "eval_steps", "eval_every_epochs", "save_every_epochs"),
+            *("early_stopping_patience", "early_stopping_threshold", "on_sigusr1"),
+            *("trackers", "tracker_project", "tracker_run_name"),
+        )
+    },
+    **{
+        f"stability.{key}": key
+        for key in ("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks")
+    },
+}
+"""Plan values that are keys of training.config as written."""
+
+
 def settle_watching(draft: PlanDraft) -> None:
     """Logging, evaluation, checkpoints, early stopping, output."""
-    config = draft.config
-    draft.settle_from_config("watch.logging_steps", "logging_steps")
+    config, training = draft.config, draft.manifest.training
+    for path, key in AS_WRITTEN.items():
+        draft.settle_from_config(path, key)
     evaluates = _settle_evaluation(draft)
     _settle_saving(draft)
-    path, key = "watch.load_best", "load_best_model_at_end"
-    if evaluates and draft["watch.save_strategy"] == "no":
-        draft.choose(path, key, False, "no checkpoints are kept", "preset")
-    else:
-        because = "the evaluations decide which is best" if evaluates else "nothing is evaluated"
-        draft.choose(path, key, evaluates, because, "preset")
+    path = "watch.load_best"
+    keeps = draft["watch.save_strategy"] != "no"
+    because = "the evaluations decide which is best; needs checkpoints"
+    draft.choose(path, "load_best_model_at_end", evaluates and keeps, because, "preset")
     if config.load_best_model_at_end is True and not evaluates:
         draft.warn(path, "there is no evaluation to choose the best checkpoint by")
-    draft.settle_from_config("watch.metric", "metric_for_best_model")
     rising = config.metric_for_best_model == "eval_token_accuracy"
     because = f"higher {config.metric_for_best_model} is {'better' if rising else 'worse'}"
     draft.choose("watch.greater_is_better", "greater_is_better", rising, because, "preset")
-    trackers = ("trackers", "tracker_project", "tracker_run_name")
-    for key in ("early_stopping_patience", "early_stopping_threshold", *trackers):
-        draft.settle_from_config(f"watch.{key}", key)
-    for key in ("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"):
-        draft.settle_from_config(f"stability.{key}", key)
-    _settle_hangs(draft)
-    draft.settle_from_config("watch.on_sigusr1", "on_sigusr1")
-    draft.settle_from_config(
-        "watch.output_dir", "output_dir", str(config.runs_beside(draft.folder))
-    )
-    training = draft.manifest.training
-    is_set = "packaging_checkpoint" in training.model_fields_set
-    draft.settle(
-        "watch.packaging_checkpoint",
-        training.packaging_checkpoint,
-        SET if is_set else "the default",
-        "manifest" if is_set else "preset",
-    )
-
-
-def _settle_hangs(draft: PlanDraft) -> None:
-    """How long a run may make no progress before it is stopped."""
     seconds, because = SECONDS_WITHOUT_PROGRESS, "no step should take this much longer than others"
-    if draft["kernels.compile"]:
-        seconds, because = SECONDS_TO_COMPILE, "a step may have to compile"
-    elif draft.dataset.streaming:
-        seconds, because = SECONDS_TO_COMPILE, "rows may come over a slow network"
+    if draft["kernels.compile"] or draft.dataset.streaming:
+        seconds, because = SECONDS_TO_COMPILE, "a step may have to compile or to wait for rows"
     draft.choose("watch.hang_seconds", "hang_timeout", seconds, because, "preset")
+    runs = str(config.runs_beside(draft.folder))
+    draft.settle_from_config("watch.output_dir", "output_dir", runs)
+    is_set = "packaging_checkpoint" in training.model_fields_set
+    source: Source = "manifest" if is_set else "preset"
+    because = SET if is_set else "the default"
+    draft.settle("watch.packaging_checkpoint", training.packaging_checkpoint, because, source)
 
 
 def _settle_evaluation(draft: PlanDraft) -> bool:
     """When validation rows are evaluated; returns whether any are."""
-    config, data, path = draft.config, draft.dataset, "watch.evaluation_strategy"
+    data, path = draft.dataset, "watch.evaluation_strategy"
     splits = data.validation_split > 0 and not data.streaming
     has_rows = draft.has_validation_file or splits
+    chosen, because = ("steps" if draft.config.eval_steps else "epoch"), "by eval_steps"
     if not has_rows:
         chosen, because = "no", "there are no validation rows"
-    elif config.eval_steps:
-        chosen, because = "steps", "eval_steps is set"
-    else:
-        chosen, because = "epoch", "once an epoch"
+    elif not draft.config.eval_steps:
+        because = "once an epoch"
     strategy = draft.choose(path, "evaluation_strategy", chosen, because, "preset")
     if strategy != "no" and not has_rows:
         draft.warn(path, "there are no validation rows to evaluate")
-    draft.settle_from_config("watch.eval_steps", "eval_steps")
-    draft.settle_from_config("watch.eval_every_epochs", "eval_every_epochs")
     return strategy != "no" and has_rows
 
 
 def _settle_saving(draft: PlanDraft) -> None:
     config, path, key = draft.config, "watch.save_strategy", "save_strategy"
     no_epochs = draft.dataset.streaming and not config.save_steps
-    if config.save_steps:
-        draft.choose(path, key, "steps", "save_steps is set", "preset")
-    elif no_epochs:
-        draft.choose(path, key, "steps", "a stream has no epochs", "preset")
+    if config.save_steps or no_epochs:
+        because = "a stream has no epochs" if no_epochs else "save_steps is set"
+        draft.choose(path, key, "steps", because, "preset")
     else:
         draft.choose(path, key, "epoch", "once an epoch", "preset")
     if no_epochs and config.save_strategy == "auto":
         draft.settle("watch.save_steps", STREAMED_SAVE_STEPS, "a stream has no epochs", "preset")
     else:
         draft.settle_from_config("watch.save_steps", "save_steps")
-    draft.settle_from_config("watch.save_every_epochs", "save_every_epochs")
     if draft.keeps_every_checkpoint:
         because = f"save_every_epochs {config.save_every_epochs}: each of them is kept"
         draft.settle("watch.keep_checkpoints", None, because, "manifest")

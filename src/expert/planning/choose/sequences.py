@@ -85,51 +85,40 @@ def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
 
 
 def settle_widths(draft: PlanDraft) -> None:
-    """Whether padding is removed from batches, or they are trimmed to the fullest sequence."""
-    path, known = "data.trim", draft.packed_rows
-    fixed, captured = "", draft["kernels.cuda_graphs"]
-    if captured and not captured_flat(draft, draft["kernels.attention"]):
+    """Whether the sequences of a batch lie end to end, or batches are trimmed to the fullest."""
+    known, captured, attention = (
+        draft.packed_rows,
+        draft["kernels.cuda_graphs"],
+        "kernels.attention",
+    )
+    fixed, fill, flat, trim = "", 1.0, False, False
+    if captured and not captured_flat(draft, draft[attention]):
         fixed = "CUDA graphs need a fixed width"
-    if draft["kernels.attention"] == "flex":
+    if draft[attention] == "flex":
         fixed = "FlexAttention is compiled for a fixed width"
     if draft["kernels.compile"]:
         fixed = "compiled blocks need a fixed batch width"
-    flat = _settle_flat(draft, fixed)
+    because = fixed or "sequences are rows of a matrix for this attention"
+    if not fixed and draft.packed and draft.on_gpu and draft[attention] in VARLEN_ATTENTION:
+        because = "it is not known yet how full sequences are"
+        if known is not None:
+            passes = draft["batch.accumulation"]
+            fill = known.fill
+            fill *= occupied(draft, passes, draft["batch.micro_batch"]) if passes else 1.0
+            flat = fill < MAX_PADDED_FILL
+            because = f"micro-batches are {fill:.0%} full"
+    draft.settle("data.flat", flat, because)
     if not draft.packed:
         because = "blocks are equally long" if draft.is_char_model else "padded to the longest row"
-        draft.settle(path, False, because)
     elif flat:
-        draft.settle(path, False, "there is no padding")
+        because = "there is no padding"
     elif not draft.on_gpu:
-        draft.settle(path, True, "a fixed width is no faster on a CPU")
-    elif fixed:
-        draft.settle(path, False, fixed)
-    elif known is None:
-        draft.settle(path, False, "it is not known yet how full sequences are")
+        trim, because = True, "a fixed width is no faster on a CPU"
+    elif not fixed and known is not None:
+        trim, because = known.fill < FULL_ENOUGH, f"sequences are {known.fill:.0%} full"
     else:
-        draft.settle(path, known.fill < FULL_ENOUGH, f"sequences are {known.fill:.0%} full")
-
-
-def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
-    """Whether the sequences of a batch lie end to end. `fixed`: why widths are fixed, or ""."""
-    path, known = "data.flat", draft.packed_rows
-    by_boundaries = draft["kernels.attention"] in VARLEN_ATTENTION
-    if fixed or not (draft.packed and draft.on_gpu and by_boundaries):
-        draft.settle(path, False, fixed or "sequences are rows of a matrix for this attention")
-    elif known is None:
-        draft.settle(path, False, "it is not known yet how full sequences are")
-    else:
-        passes = draft["batch.accumulation"]
-        fill = known.fill
-        fill *= occupied(draft, passes, draft["batch.micro_batch"]) if passes else 1.0
-        whose = "sequences" if fill == known.fill else "micro-batches"
-        because = f"{whose} are {fill:.0%} full"
-        if fill < MAX_PADDED_FILL and draft["kernels.cuda_graphs"]:
-            because += "; end to end, a few widths are captured"
-        elif fill < MAX_PADDED_FILL:
-            because += ": their padding is not computed"
-        draft.settle(path, fill < MAX_PADDED_FILL, because)
-    return bool(draft[path])
+        because = fixed or "it is not known yet how full sequences are"
+    draft.settle("data.trim", trim, because)
 
 
 def occupied(draft: PlanDraft, passes: int, rows: int) -> float:
@@ -234,13 +223,9 @@ def settle_step(draft: PlanDraft) -> tuple[int | None, int]:
         if packing.most_rows is not None:
             rows_per_sequence = examples / sequences
     because = f"{examples} rows, about {rows_per_sequence:.1f} per sequence ({survey.because})"
-    if known is not None:
-        because = f"{because}, {known.fill:.0%} full"
     draft.settle(path, sequences, because, "machine" if known is None else "measurement")
-    because = "max_seq_length"
-    if positions < length:
-        because = f"{counted(sequences, 'sequence')} of this length: {examples} rows on average"
-    draft.settle(long, positions, because)
+    because = f"{counted(sequences, 'sequence')} of this length hold {examples} rows on average"
+    draft.settle(long, positions, because if positions < length else "max_seq_length")
     return sequences, length if survey.longest_tokens is None else positions
 
 
@@ -280,11 +265,7 @@ def rows_of_tokens(tokens: int, mean: float) -> int:
 
 def _rows_for_batch_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
     """The rows per step if the manifest gives tokens per step; the same for every step."""
-    path, packed, length = (
-        "batch.tokens_per_step",
-        draft.packed_rows,
-        draft["data.max_seq_length"],
-    )
+    path, packed, length = "batch.tokens_per_step", draft.packed_rows, draft["data.max_seq_length"]
     times = draft.config.gradient_accumulation_steps
     draft.settle(path, tokens * times, "batch_tokens", "manifest")
     mean = float(length) if draft.is_char_model else draft.survey.mean_tokens

@@ -81,9 +81,6 @@ class Gpu:
     driver: Fact[str]
     cuda_driver_version: Fact[str]
     """The newest CUDA version the driver supports, such as "12.8"."""
-    power_limit_watts: Fact[float]
-    pcie_generation: Fact[int]
-    pcie_width: Fact[int]
 
 
 def describe_gpus(nvml: ModuleType | None = None) -> tuple[tuple[Gpu, ...], str]:
@@ -175,14 +172,6 @@ def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fac
         cuda_driver_version=ask(
             lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion() // 10, 100))
         ),
-        power_limit_watts=ask(
-            lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000, "NVML enforced limit"
-        ),
-        # an idle card drops to generation 1, so plan with the link's maximum
-        pcie_generation=ask(
-            lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(card)), "NVML link maximum"
-        ),
-        pcie_width=ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(card)), "NVML at present"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from expert.manifest.schema.kinds import OPTIMIZERS
@@ -30,14 +30,6 @@ class Fit:
 
     work: Workload
     fits: bool
-
-
-def max_useful_batch(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> int:
-    """How many sequences of a step are worth computing in one pass, regardless of memory: all on a
-    GPU. Rows that are not `even`, such as padded ones, have unknown widths."""
-    if on_gpu or not even:
-        return most
-    return max(1, min(most, CPU_TOKENS_PER_PASS // row_tokens))
 
 
 def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
@@ -104,19 +96,6 @@ def has_host_memory(draft: PlanDraft, work: Workload) -> bool:
     """Whether the machine has room for what is offloaded; True if unknown."""
     free = draft.target.host_bytes
     return free is None or host_bytes_of_node(draft, work) <= free
-
-
-def lacking_host_bytes(draft: PlanDraft, work: Workload) -> int | None:
-    """Host memory that offloading would need if the machine has less; None if that is not the
-    obstacle."""
-    if fits(draft, work) or draft.config.distributed == "replicated":
-        return None
-    if not _may_offload(draft, work):
-        return None
-    offloaded = replace(work, engine="sharded", offload=True)
-    if has_host_memory(draft, offloaded) or not fits(draft, offloaded):
-        return None
-    return host_bytes_of_node(draft, offloaded)
 
 
 def host_bytes_of_node(draft: PlanDraft, work: Workload) -> int:
@@ -190,19 +169,11 @@ def fits(draft: PlanDraft, work: Workload) -> bool:
 
 def largest_batch(draft: PlanDraft, work: Workload, most: int, budget: int) -> int:
     """The most sequences, up to `most`, whose peak fits; 0 if not even one does."""
-
-    def has_room(rows: int) -> bool:
-        return peak_bytes(draft, replace(work, rows=rows, accumulates=rows < most)) <= budget
-
-    return _most(most, has_room)
-
-
-def _most(limit: int, has_room: Callable[[int], bool]) -> int:
-    """The largest number up to `limit` that has room; 0 if not even 1 does."""
-    low, high = 0, limit
+    low, high = 0, most
     while low < high:  # more never takes less memory
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if has_room(middle) else (low, middle - 1)
+        rows = (low + high + 1) // 2
+        fits_here = peak_bytes(draft, replace(work, rows=rows, accumulates=rows < most)) <= budget
+        low, high = (rows, high) if fits_here else (low, rows - 1)
     return low
 
 

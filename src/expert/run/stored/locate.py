@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ from expert.core.rundir import (
 )
 from expert.core.stored_json import read_object
 from expert.core.text import shell_quoted
-from expert.insight.ladder.ladder import FILE
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.manifest.text.document import manifest_in
 
@@ -135,16 +133,6 @@ def has_saved(run: RunFolder) -> bool:
     """Whether a run has a complete checkpoint or is finished."""
     paths = [path for _, path in checkpoints_in(run.checkpoints)]
     return any((path / DONE).is_file() for path in [*paths, run.final])
-
-
-def run_or_result(place: Path) -> Path:
-    """The run that a folder identifies, or the place itself if there is none: reading it as a
-    benchmark result reports the problem."""
-    if not place.is_dir() or (place / FILE).is_file() or _is_run(RunFolder(place)):
-        return place
-    with suppress(RunFolderError):
-        return find_trained(place).path
-    return place
 
 
 def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
