@@ -123,7 +123,7 @@ def new_folder(request: BenchmarkRequest) -> Path:
     read = request.read(())
     runs = runs_folder(read)
     place = runs / "benchmarks"
-    refuse_links(place, below=runs, instead="results go elsewhere with --output FOLDER")
+    refuse_links(place, below=runs)
     return RunFolder.create(place, read.manifest.name).path
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.events import read_events
 from expert.core.publish import remove_leftovers
-from expert.core.resources import disk_full_error, disk_full_message
-from expert.core.rundir import RunFolder, RunFolderError
+from expert.core.rundir import RunFolder, unwritable
 from expert.core.stored_json import read_object_or_empty
 from expert.planning.machine.host import cores_available
 from expert.planning.machine.threads import choose_threads
@@ -67,13 +66,7 @@ def write_run_files(
             known = {"type": "characters", "characters": characters}
             folder.write_json("vocabulary.json", known)
     except OSError as error:
-        said = disk_full_message(error)
-        if said:
-            raise disk_full_error(folder.path, said) from error
-        raise RunFolderError(
-            f"{folder.path}: cannot be written: {error.strerror}  (fix that, or set "
-            "another folder in training.config.output_dir)"
-        ) from error
+        raise unwritable(folder.path, error) from error
 
 
 def started_facts(folder: RunFolder, plan: RunPlan, start: Start) -> dict[str, Any]:
@@ -82,12 +75,10 @@ def started_facts(folder: RunFolder, plan: RunPlan, start: Start) -> dict[str, A
     source, cuda = Path(start.source), plan.kernels.device == "cuda"
     named = {"manifest": str(source.resolve())} if start.source and source.is_file() else {}
     limited = {"vram": start.vram} if start.vram and cuda else {}
-    allowed = {"allow_remote_code": True} if start.allow_remote_code else {}
     many = {"ranks": plan.parallel.ranks, "engine": plan.parallel.engine}
     return {
         **named,
         **limited,
-        **allowed,
         **(many if plan.parallel.ranks > 1 else {}),
         "expert": plan.expert,
         "model": plan.model.name,
