@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +18,10 @@ import torch
 from expert.core.errors import EXIT_HUNG
 from expert.core.resources import DiskFull
 from expert.model.load import LoadedModel
-from expert.parallel.group import Group
 from expert.parallel.single_device import SingleDevice
 from expert.run import build
 from expert.training import loop
-from expert.training.pressure import Pressure
-from expert.training.recovery import KernelUnavailable, OutOfMemory
+from expert.training.recovery import KernelUnavailable
 from expert.training.step import seed_step
 from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import LIMIT_SECONDS, Ended, fine, ranks, started, trained
@@ -227,35 +224,6 @@ def test_without_a_checkpoint_the_failure_says_what_to_set(base, tmp_path):
 def after_failure(world, manifest, launch_folder) -> Any:
     os.environ["EXPERT_LAUNCH_FOLDER"] = str(launch_folder)
     return with_full_evaluation(world, manifest, {}, -1)
-
-
-def with_sign(world, manifest, options) -> Any:
-    """A run in which the second rank sees, after its second step, that memory is scarce. How often
-    this rank has talked to the others in each of the steps before that."""
-    talked, exchange = Counter[int](), Group._all
-
-    def counted(self: Group, *given: Any) -> Any:
-        talked[len(begun)] += 1
-        return exchange(self, *given)
-
-    def take_hint(self: Pressure) -> Any:
-        scarce = world.rank == 1 and len(begun) == 2
-        return OutOfMemory(where="training", message="scarce") if scarce else None
-
-    with steps_watched() as (begun, patch):
-        patch.setattr(Group, "_all", counted)
-        patch.setattr(Pressure, "take_hint", take_hint)
-        return trained(world, manifest, options), [talked[1], talked[2]]
-
-
-def test_a_sign_on_one_rank_changes_the_plan_of_all_and_costs_no_exchange(base, alone, tmp_path):
-    manifest = write_expert(tmp_path, base, {**CONFIG, "save_steps": 4})
-    made = fine(ranks(2, with_sign, manifest, {}))
-    folder = made[0][0]
-    assert [talked for _, talked in made] == [[2, 2], [2, 2]]  # tokens of a step, and gradients
-    (fell,) = events_of(folder, "fell_back")
-    assert (fell["failure"], fell["step"]) == ("OutOfMemory", 3)
-    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_changes_no_weight_on_any(base, tmp_path):

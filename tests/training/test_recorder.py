@@ -11,18 +11,12 @@ from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
-from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
-from expert.training.recorder import SCALE_HALVINGS, Recorder
+from expert.training.recorder import SCALE_HALVINGS, RecompileCounter, Recorder
 from expert.training.recovery import NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
 from tests.telemetry.clocks import HandClock
 from tests.training.toys import CPU
-
-
-def undisturbed(data):
-    """Detectors that see nothing but waits for data and retries of the allocator."""
-    return Pressure(data=data, spilling=AllocatorRetries(), recompiling=RecompileCounter(lambda: 0))
 
 
 def made(told, **changes):
@@ -33,7 +27,7 @@ def made(told, **changes):
         meter=Meter(clock),
         timeline=Timeline(CPU, clock=clock),
         spikes=SpikeWatch(),
-        **{"log_every": 1, "pressure": undisturbed(DataWait(workers=1, cores=4)), **changes},
+        **{"log_every": 1, "recompiling": RecompileCounter(lambda: 0), **changes},
     )
     return recorder, clock
 

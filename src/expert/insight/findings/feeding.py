@@ -73,9 +73,6 @@ def too_few_workers(found: Evidence) -> RuleResult | None:
 
 
 def too_many_workers(found: Evidence) -> RuleResult | None:
-    retuned = str((found.fell_back("DataBound") or {}).get("reason", ""))
-    if "in each other's way" in retuned:
-        return RuleResult(retuned)
     cores, workers = found.cores, found.workers
     if cores is not None and workers > cores:
         waiting = f"; {_waiting(found.step)}" if found.step else ""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def evaluate_validation(session: Session) -> EvalResult | None:
     """Evaluate the validation rows; None if a signal interrupted it."""
     assert session.data.validation is not None
-    with session.instruments.pressure.recompiling.ignored():
+    with session.instruments.recompiling.ignored():
         result = evaluate_split(session, session.data.validation)
     session.last_eval = result or session.last_eval
     return result

@@ -18,7 +18,6 @@ from expert.run.session.memory_watch import MemoryWatch
 from expert.run.session.recover import (
     apply_stored_failure,
     end_all,
-    follow_hint,
     next_start_message,
     ranks_block_in_passes,
     recover_from_failure,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from expert.data.processes import WorkersFailed
     from expert.training.evaluation import EvalResult
     from expert.training.loop import Ending
-    from expert.training.pressure import PlanHint
     from expert.training.recovery import Failure
     from expert.training.state import TrainState
 
@@ -76,9 +74,7 @@ def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
             recover_from_failure(session, failure, interrupted=interrupted)
             continue
         assert ending is not None
-        if ending.hint is not None:
-            follow_hint(session, ending.hint)
-        elif ending.trouble is not None:
+        if ending.trouble is not None:
             recover_from_trouble(session, ending)
         elif ending.exit_code is not None:
             return stopped(session, ending.exit_code)
@@ -146,10 +142,6 @@ class LoopRun:
     def rows_in(self, bins: tuple[int, ...]) -> list[int | str]:
         return rows_in_bins(self._session.data, bins)
 
-    def shared_hint(self, hint: PlanHint | None) -> PlanHint | None:
-        shared: PlanHint | None = self._session.group.first_not_none(hint)
-        return shared
-
 
 def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     """Train from the current state until something ends it."""
@@ -174,7 +166,6 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
         world=world,
         restart=lambda error: _restart_workers(session, error),
     )
-    session.instruments.pressure.data.restart()
     session.instruments.meter.start()
     with feed as fed:
         session.state, ending = train(

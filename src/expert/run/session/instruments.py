@@ -6,11 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from expert.telemetry.cpu import available_cores, peak_memory_bytes
+from expert.telemetry.cpu import peak_memory_bytes
 from expert.telemetry.gpu import GpuSampler, allocator_stats
 from expert.telemetry.meter import EVALUATION_SHARE, Meter, RemainingEvaluations
 from expert.telemetry.timeline import Timeline
-from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
 from expert.training.schedule import schedule_of, with_rollbacks
 from expert.training.spikes import SpikeWatch, Stability
 from expert.training.state import TrainState
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from expert.data.prepared import PreparedSplit
     from expert.planning.run_plan import RunPlan
     from expert.training.loop import LoopPlan
-    from expert.training.recorder import Emit, MoreFields, Recorder
+    from expert.training.recorder import Emit, MoreFields, RecompileCounter, Recorder
 
 ENDLESS = 2**62
 """Step count for a run without a known end."""
@@ -36,7 +35,7 @@ class Instruments:
     device: torch.device
     emit: Emit
     gpu: GpuSampler | None
-    pressure: Pressure
+    recompiling: RecompileCounter
     meter: Meter
 
     def recorder(
@@ -56,7 +55,7 @@ class Instruments:
             loss_scaling=plan.kernels.loss_scaling,
             compiles=plan.kernels.compile,
             more=device_fields(self, workers=plan.loader.workers),
-            pressure=self.pressure,
+            recompiling=self.recompiling,
             skips=state.skips,
         )
 
@@ -65,17 +64,14 @@ def instruments_for(
     plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit
 ) -> Instruments:
     from expert.model.blocks import compiled_graphs
+    from expert.training.recorder import RecompileCounter
 
     peak = plan.length.peak_flops
     return Instruments(
         device=device,
         emit=emit,
         gpu=GpuSampler(device.index or 0) if device.type == "cuda" else None,
-        pressure=Pressure(
-            data=DataWait(workers=plan.loader.workers, cores=len(available_cores())),
-            spilling=AllocatorRetries(),
-            recompiling=RecompileCounter(compiled_graphs),
-        ),
+        recompiling=RecompileCounter(compiled_graphs),
         meter=Meter(
             # Of all ranks together, like the token counts.
             peak_flops=peak * plan.parallel.ranks if peak is not None else None,

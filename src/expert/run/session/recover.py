@@ -25,7 +25,6 @@ from expert.run.session.session import (
 )
 from expert.run.stored.locate import has_saved
 from expert.training.recovery import (
-    DataBound,
     Failure,
     LossSpike,
     NotFinite,
@@ -166,24 +165,6 @@ def _judge_pending(session: Session) -> Ending | None:
         emit=session.emit,
         rows_in=lambda bins: rows_in_bins(session.data, bins),
     )
-
-
-def follow_hint(session: Session, hint: Any) -> None:
-    """Switch plans if a sign suggests a better one; the run continues in any case."""
-    # Only worker processes can be tuned, not the thread that fills packed batches.
-    has_workers = session.data.stream is not None or session.plan.is_padded
-    useless = isinstance(hint, DataBound) and not has_workers
-    after = None if useless else plan_after(session.plan, hint)
-    if after is not None:
-        switch_plan(session, after, hint)
-        return
-    if isinstance(hint, DataBound):
-        text = (
-            f"{hint.share:.0%} of the time is spent waiting for data; no loader setting would help"
-        )
-    else:
-        text = f"{type(hint).__name__}: no other plan helps; the run continues as it is"
-    session.warnings.once(type(hint).__name__, text, step=session.state.done)
 
 
 def fall_back(session: Session, after: RunPlan, failure: Any) -> None:

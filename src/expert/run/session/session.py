@@ -247,7 +247,7 @@ def model_of(session: Session) -> Built:
     for largest in largest_ids(data):
         check_vocabulary(built.loaded, largest)
     session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
-    session.instruments.pressure.recompiling.restart()
+    session.instruments.recompiling.restart()
     if session.weights is not None:
         built.load(session.weights)
         session.weights = None
@@ -350,6 +350,5 @@ def copied(groups: Groups) -> Groups:
 
 
 def _settle_loader(session: Session) -> None:
-    session.instruments.pressure.data.workers = session.plan.loader.workers
     if session.data.stream is not None and session.restream is not None:
         session.data = replace(session.data, stream=session.restream(session.plan))
