@@ -95,7 +95,7 @@ class Run:
         self.best = BestSoFar("eval_loss", state=state.best, **follow)
         return train(self.engine, OBJECTIVE, self.feed(state), state, self.plan, self)
 
-    def save(self, state, *, due):
+    def save(self, state):
         self.saved.append(state)
 
     def reached(self, state):

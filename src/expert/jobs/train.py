@@ -141,9 +141,9 @@ def _run(
     callbacks: Callbacks | None = None,
 ) -> RunResult:
     """A run from its first step, or from a checkpoint, to its end; every rank calls this."""
+    from expert.run.session.checkpoints import resume
     from expert.run.session.execute import run_session
     from expert.run.session.session import Callbacks, Start, open_session
-    from expert.run.session.session import resume as resume_from
 
     _refuse_different_data(opened, group)
     running = open_session(
@@ -165,7 +165,7 @@ def _run(
     )
     with running as session:
         if checkpoint is not None:
-            resume_from(session, checkpoint, allow_changed=allow_changed)
+            resume(session, checkpoint, allow_changed=allow_changed)
         result = run_session(session)
         return replace(result, warnings=opened.warnings)
 

@@ -89,8 +89,8 @@ class TrainingRun(Protocol):
     def evaluate(self) -> EvalResult | None:
         """Evaluate the validation rows; None if a signal interrupted it."""
 
-    def save(self, state: TrainState, *, due: bool) -> None:
-        """Write a checkpoint; `due`: by the manifest."""
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint."""
 
     def reached(self, state: TrainState) -> None:
         """Note every new state, so that it is known if an error is raised."""
@@ -198,7 +198,7 @@ def evaluate_and_save(
     if wanted or patience_gone or exit_code is not None:
         state = replace(state, **run.recorder.state())
         with run.recorder.meter.paused():
-            run.save(state, due=work.save)
+            run.save(state)
         exit_code = run.stop_requested()  # also one that came while saving
     if exit_code is not None:
         return state, Ending(exit_code=exit_code)

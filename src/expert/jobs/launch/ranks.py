@@ -42,7 +42,6 @@ from expert.parallel.launch import (
     refuse_differences,
     refuse_shared_cards,
 )
-from expert.run.stored.locate import has_saved
 from expert.run.stored.resume_command import RESUME, with_resume_value, without_options
 
 if TYPE_CHECKING:
@@ -197,8 +196,8 @@ def given_command(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def with_resume(words: Sequence[str], run: Path | None) -> list[str]:
-    """The command that resumes a run; unchanged if nothing is saved there yet."""
-    if run is None or not has_saved(RunFolder(run)):
+    """The command that resumes a run; unchanged if it has not begun."""
+    if run is None or not RunFolder(run).was_started:
         return list(words)
     return [*without_options(with_resume_value(list(words)), (RESUME,)), RESUME, str(run)]
 

@@ -166,7 +166,7 @@ def probe(session: Session) -> None:
 def _evaluated(session: Session) -> list[PreparedSplit]:
     """The splits that the run evaluates, in order."""
     data = session.data
-    tested = data.test if session.checkpoints is not None else None
+    tested = data.test if session.keeps else None
     splits = (data.validation if session.evaluates else None, tested)
     return [split for split in splits if split is not None]
 

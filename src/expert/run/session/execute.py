@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.parallel.hang import NO_LIMIT
 from expert.run.build import PlanUnsupported
-from expert.run.session.checkpoints import checkpoint_size
+from expert.run.session.checkpoints import check_room, checkpoint_size, save
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import RunResult, finished, stopped
@@ -26,7 +26,7 @@ from expert.run.session.recover import (
     save_after_data_failure,
     shared_failure,
 )
-from expert.run.session.session import Session, model_of, save
+from expert.run.session.session import Session, model_of
 from expert.run.session.start import announce, report_data
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ class LoopRun:
     def evaluate(self) -> EvalResult | None:
         return evaluate_validation(self._session)
 
-    def save(self, state: TrainState, *, due: bool) -> None:
-        save(self._session, state, due=due)
+    def save(self, state: TrainState) -> None:
+        save(self._session, state)
 
     def reached(self, state: TrainState) -> None:
         session = self._session
@@ -227,8 +227,8 @@ def _probe_once(session: Session) -> None:
 def _check_room(session: Session, needed: int | None) -> None:
     """`needed`: bytes of a checkpoint, if known."""
     done = session.state.done == session.plan.length.total_steps
-    if session.checkpoints is not None and needed is not None and not done:
-        session.checkpoints.check_room(needed, session.plan, _remaining_saves(session))
+    if session.keeps and needed is not None and not done:
+        check_room(session, needed, _remaining_saves(session))
 
 
 def _remaining_saves(session: Session) -> int | None:

@@ -44,15 +44,14 @@ class RunResult:
 
 
 def finished(session: Session, *, early: bool) -> RunResult:
-    keeps = session.checkpoints is not None
-    if keeps:
+    if session.keeps:
         session.group.progress(loading_seconds(session.folder.checkpoints))
         load_best_checkpoint(session)
-    test = evaluate_test(session) if keeps else None
+    test = evaluate_test(session) if session.keeps else None
     session.group.barrier()
     if session.group.signal is not None:
         return stopped(session, session.group.signal)
-    final = publish_final(session) if keeps else session.folder.path
+    final = publish_final(session) if session.keeps else session.folder.path
     facts, state = session.instruments.meter.run_line(), session.state
     test_loss = test.loss if test else None
     session.emit(

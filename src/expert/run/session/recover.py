@@ -13,17 +13,15 @@ from expert.core.resources import DiskFull
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object_or_empty
 from expert.manifest.schema.kinds import SPLITS_WEIGHTS
-from expert.parallel.launch import FAILURE_FILE, last_failure
-from expert.run.session.checkpoints import fallbacks_of, with_fallbacks
+from expert.parallel.launch import FAILURE_FILE
+from expert.run.session.checkpoints import fallbacks_of, newest, save, with_fallbacks
 from expert.run.session.failures import RunFailed, exhausted_message
 from expert.run.session.session import (
     Session,
     change_plan,
     continue_from,
     loading_seconds,
-    save,
 )
-from expert.run.stored.locate import has_saved
 from expert.training.recovery import (
     Failure,
     LossSpike,
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     from expert.training.recorder import Trouble
 
 SHOWN_ROWS = 10
-KEYS = {"batch.micro_batch": "micro_batch_size", "batch.eval_batch": "eval_batch_size"}
-"""Manifest keys of plan values that the next start would change."""
 
 
 def recover_from_failure(session: Session, failure: Failure, *, interrupted: bool) -> None:
@@ -99,15 +95,14 @@ def apply_stored_failure(session: Session) -> None:
     """Adapt the plan to the failure that ended all ranks before this start."""
     from pydantic import TypeAdapter
 
-    def read() -> dict[str, Any] | None:
-        for path in (session.folder.path / FAILURE_FILE, last_failure()):
-            if path is not None and (content := read_object_or_empty(path)):
-                path.unlink(missing_ok=True)
-                return content
-        return None
+    def read() -> dict[str, Any]:
+        path = session.folder.path / FAILURE_FILE
+        content = read_object_or_empty(path)
+        path.unlink(missing_ok=True)
+        return content
 
     kept = session.group.run_on_rank_0(read)
-    if kept is None:
+    if not kept:
         return
     kinds = {kind.__name__: kind for kind in get_args(Failure)}
     try:
@@ -128,11 +123,7 @@ def next_start_message(session: Session, failure: Failure) -> str:
         return exhausted_message(failure)
     decisions = changes(session.plan, after)
     values = ", ".join(f"{decision.path}: {decision.value}" for decision in decisions)
-    fix = f"the next start takes {values}"
-    keys = [f"--set {KEYS[d.path]}={d.value}" for d in decisions if d.path in KEYS]
-    if keys and not has_saved(session.folder):
-        fix = f"nothing was saved yet: start again with {' '.join(keys)}"
-    return f"{decisions[0].because}  ({fix})"
+    return f"{decisions[0].because}  (--resume continues with {values})"
 
 
 def switch_plan(
@@ -220,7 +211,7 @@ def save_after_data_failure(session: Session) -> str:
 def _try_save(session: Session, state: TrainState) -> str:
     from expert.training.checkpoint import CheckpointError
 
-    if session.checkpoints is None:
+    if not session.keeps:
         return ""
     try:
         save(session, replace(state, **session.recorder.state()))
@@ -240,8 +231,8 @@ def _roll_back(session: Session, trouble: Trouble) -> None:
         # A loss belongs to the weights before its step: those were already broken, most likely by
         # the step before.
         first = max(0, first - 1)
-        if session.checkpoints is not None and session.group.world.is_first:
-            put_aside_after(session.checkpoints.folder, first)
+        if session.keeps and session.group.world.is_first:
+            put_aside_after(session.folder.checkpoints, first)
     skipped = session.state.skipped.with_window(first, last)
     rollbacks = session.state.rollbacks + 1
     _return_to_checkpoint(session)
@@ -269,7 +260,7 @@ def _report_rollback(session: Session, from_step: int) -> None:
 def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint, or start over without one."""
     session.group.progress(loading_seconds(session.folder.checkpoints))
-    loaded = session.checkpoints.newest() if session.checkpoints is not None else None
+    loaded = newest(session) if session.keeps else None
     session.group.progress()
     kept = session.state
     state = loaded.state if loaded is not None else TrainState()

@@ -14,10 +14,8 @@ from expert.model.device_memory import release_memory
 from expert.parallel.hang import NO_LIMIT, SAVED_BYTES_PER_SECOND
 from expert.planning.memory.memory import with_new_estimate
 from expert.run.build import Built, build, device_of
-from expert.run.session.checkpoints import Checkpoints, put_final_aside, with_fallbacks
 from expert.run.session.identity import BaseWeights
 from expert.run.session.instruments import Instruments, best_so_far, instruments_for, loop_plan
-from expert.run.stored.changes import changed_options
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
 from expert.training.state import TrainState
@@ -79,11 +77,12 @@ class Session:
     start: Start
     callbacks: Callbacks
     instruments: Instruments
-    checkpoints: Checkpoints | None
-    """None: a short run that saves nothing."""
+    base: BaseWeights
+    keeps: bool
+    """False: a short run that saves nothing."""
     group: Group
     """The processes that train together; usually one."""
-    warnings: Warnings
+    tracker_warnings: TrackerWarnings
     objective: Objective
     restream: Callable[[RunPlan], Stream] | None
     closing: contextlib.ExitStack
@@ -125,13 +124,12 @@ class Session:
         return loop_plan(self.plan, self.data, self.state)
 
 
-class Warnings:
-    """Warnings of a run; early ones are held back until its start is announced."""
+class TrackerWarnings:
+    """Warnings about trackers; early ones are held back until the start is announced."""
 
     def __init__(self) -> None:
         self._emit: Emit | None = None
         self._waiting: list[str] = []
-        self._given: set[str] = set()
 
     def __call__(self, text: str) -> None:
         if self._emit is None:
@@ -139,15 +137,7 @@ class Warnings:
         else:
             self._emit("warning", text=text)
 
-    def once(self, about: str, text: str, *, step: int) -> None:
-        """Emit a warning once per run."""
-        if about not in self._given:
-            self._given.add(about)
-            assert self._emit is not None
-            self._emit("warning", step=step, text=text)
-
     def begin(self, emit: Emit) -> None:
-        """Emit the held-back warnings: the start was announced."""
         self._emit = emit
         for text in self._waiting:
             self(text)
@@ -176,7 +166,7 @@ def open_session(
 
     callbacks, group = callbacks or Callbacks(), group or Group()
     first = group.world.is_first
-    warnings, state = Warnings(), TrainState()
+    state, warnings = TrainState(), TrackerWarnings()
     device = device_of(plan)
     with contextlib.ExitStack() as closing:
         emit: Emit = _emit_nothing
@@ -202,9 +192,10 @@ def open_session(
             start=start,
             callbacks=callbacks,
             instruments=instruments,
-            checkpoints=Checkpoints(folder, emit, group, base=BaseWeights(plan)) if keep else None,
+            base=BaseWeights(plan),
+            keeps=keep,
             group=group,
-            warnings=warnings,
+            tracker_warnings=warnings,
             restream=restream,
             objective=NextToken(),
             closing=closing,
@@ -230,8 +221,8 @@ def model_of(session: Session) -> Built:
     if session.built is not None:
         return session.built
     plan, data = session.plan, session.data
-    if session.checkpoints is not None:  # not earlier: busy cores would count as others'
-        session.checkpoints.base.begin(first=session.group.world.is_first)
+    if session.keeps:  # not earlier: busy cores would count as others'
+        session.base.begin(first=session.group.world.is_first)
     # Download time is unknown.
     hub = plan.model.place == "hub"
     seconds = NO_LIMIT if hub else loading_seconds(Path(plan.model.location))
@@ -270,38 +261,6 @@ def saving_seconds(session: Session, needed: int = 0) -> float:
     return max(needed, session.plan.disk.checkpoint_bytes or 0) / SAVED_BYTES_PER_SECOND
 
 
-def save(session: Session, state: TrainState, *, due: bool = False) -> None:
-    """Write a checkpoint; `due`: requested by the manifest."""
-    session.state = state
-    if session.checkpoints is not None:
-        from expert.training.checkpoint import bytes_needed
-
-        tensors = model_of(session).tensors()  # every rank takes part, one writes
-        seconds = saving_seconds(session, bytes_needed(tensors))
-        session.group.progress(seconds)
-        session.checkpoints.save(state, tensors, session.plan, session.data, due=due)
-        session.group.barrier(seconds)
-
-
-def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
-    """Continue from a checkpoint, or from the newest good one in a folder."""
-    assert session.checkpoints is not None
-    options = changed_options(session.folder, session.manifest)
-    saved = session.checkpoints.chosen(
-        checkpoint, session.plan, session.data, options=options, allow=allow_changed
-    )
-    if saved is None:
-        return
-    session.plan = with_fallbacks(session.plan, saved.fallbacks)
-    _settle_loader(session)
-    continue_from(session, saved.state, saved.groups)
-    session.recorder.meter.restore(saved.state.sums)
-    if saved.state.done != session.plan.length.total_steps and session.group.world.is_first:
-        aside = put_final_aside(session.folder)
-        if aside is not None:
-            session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
-
-
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     """Continue with another plan, keeping weights, optimizer state and loss history."""
     session.plan = with_new_estimate(after)
@@ -321,7 +280,7 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
         if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
             session.recorder.meter.resettle()
     if any(path.startswith("loader.") for path in changed):
-        _settle_loader(session)
+        settle_loader(session)
     release_memory(session.device)
 
 
@@ -349,6 +308,7 @@ def copied(groups: Groups) -> Groups:
     }
 
 
-def _settle_loader(session: Session) -> None:
+def settle_loader(session: Session) -> None:
+    """Reopen a stream with the workers of the current plan."""
     if session.data.stream is not None and session.restream is not None:
         session.data = replace(session.data, stream=session.restream(session.plan))

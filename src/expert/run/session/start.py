@@ -38,12 +38,12 @@ def announce(session: Session) -> None:
     emit("started", step=session.state.done, **facts, evaluation_updates=cost)
     if device.type == "cpu":
         _settle_threads(session)
-    session.warnings.begin(emit)
+    session.tracker_warnings.begin(emit)
     emit("kernels", lines=[str(line) for line in list_switches(plan, device)])
     trouble = loss_kernel_failure(device) if plan.kernels.fused_loss else ""
     if trouble:
         text = f"the loss runs without its Triton kernel: {trouble}"
-        session.warnings.once("loss kernel", text, step=session.state.done)
+        emit("warning", step=session.state.done, text=text)
 
 
 def write_run_files(
