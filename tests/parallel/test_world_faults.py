@@ -293,12 +293,12 @@ def test_ranks_that_found_different_rows_are_refused_before_the_first_step(base,
 
 def full_disk(loss, batch):
     """From here on nothing can be saved."""
-    from expert.training import checkpoint
+    from expert.run.session import checkpoints
 
     def refuse(folder: Path, needed: int, count: int = 1) -> None:
         raise DiskFull(f"{folder}: no room")
 
-    checkpoint.check_space = refuse
+    checkpoints.check_space = refuse
     return loss
 
 

@@ -94,10 +94,10 @@ def test_one_process_trains_with_its_weights_in_the_memory_of_the_host(base, tmp
 def kept_of(world: World, manifest: Path) -> dict[str, int]:
     """Bytes of each group that a rank holds while checkpoint and final weights are written."""
     from expert.run.build import Built
-    from expert.training import checkpoint
+    from expert.run.session import checkpoints
 
     kept: dict[str, int] = {}
-    bytes_needed, whole = checkpoint.bytes_needed, Built.whole
+    bytes_needed, whole = checkpoints.bytes_needed, Built.whole
 
     def size(tensors: Any) -> int:
         return sum(tensor.nbytes for tensor in tensors)
@@ -112,7 +112,7 @@ def kept_of(world: World, manifest: Path) -> dict[str, int]:
         return loaded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint, "bytes_needed", saving_checkpoint)
+        patch.setattr(checkpoints, "bytes_needed", saving_checkpoint)
         patch.setattr(Built, "whole", saving_final)
         trained(world, manifest, {})
     return kept

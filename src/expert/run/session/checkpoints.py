@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.links import refuse_links
 from expert.core.publish import DONE
@@ -16,7 +16,11 @@ from expert.core.rundir import (
     checkpoint_step,
     checkpoints_in,
 )
+from expert.data.feed.run_data import RunData
 from expert.manifest.schema.kinds import OPTIMIZERS
+from expert.parallel.engine import Groups
+from expert.planning.run_plan import RunPlan
+from expert.run.build import Built
 from expert.run.session.identity import (
     blocking_differences,
     identity,
@@ -30,14 +34,23 @@ from expert.run.session.session import (
     settle_loader,
 )
 from expert.run.stored.changes import Option, changed_options, what_changed
+from expert.training.checkpoint import (
+    CheckpointError,
+    DifferentRun,
+    bytes_needed,
+    check_space,
+    delete,
+    find_checkpoint,
+    load_checkpoint,
+    prune,
+    put_aside,
+    put_aside_after,
+    read_state,
+    save_checkpoint,
+    state_difference,
+)
+from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
 from expert.training.state import TrainState
-
-if TYPE_CHECKING:
-    from expert.data.feed.run_data import RunData
-    from expert.parallel.engine import Groups
-    from expert.planning.run_plan import RunPlan
-    from expert.run.build import Built
-    from expert.training.checkpoint import CheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +81,6 @@ def save(session: Session, state: TrainState) -> None:
 
     An existing checkpoint of the same step with another state, as after a rollback, is replaced.
     """
-    from expert.training.checkpoint import bytes_needed
-
     session.state = state
     if not session.keeps:
         return
@@ -83,8 +94,6 @@ def save(session: Session, state: TrainState) -> None:
 
 
 def _write(session: Session, tensors: Groups, needed: int) -> None:
-    from expert.training.checkpoint import check_space, delete, prune, put_aside, save_checkpoint
-
     run, plan, state = session.folder, session.plan, session.state
     run.refuse_missing()
     began, folder = time.monotonic(), run.checkpoints
@@ -118,7 +127,6 @@ def _write(session: Session, tensors: Groups, needed: int) -> None:
 
 def newest(session: Session) -> LoadedCheckpoint | None:
     """The newest checkpoint that verifies; damaged ones are set aside and reported."""
-    from expert.training.checkpoint import find_checkpoint
 
     def find() -> Path | None:
         search = find_checkpoint(session.folder.checkpoints)
@@ -133,8 +141,6 @@ def newest(session: Session) -> LoadedCheckpoint | None:
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     """Continue from a checkpoint, or from the newest good one in a folder. A run that has never
     saved one starts over; CheckpointError if none is usable or it belongs to another run."""
-    from expert.training.checkpoint import CheckpointError, put_aside_after, state_difference
-
     folder, first = session.folder, session.group.world.is_first
     named = checkpoint_step(checkpoint.name) is not None
     found = load(checkpoint) if named else newest(session)
@@ -167,8 +173,6 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
 
 def _put_final_aside(session: Session) -> None:
     """Rename the result of an earlier end of the run."""
-    from expert.training.checkpoint import put_aside
-
     final = session.folder.final
     if not final.exists():
         return
@@ -183,8 +187,6 @@ def check_room(session: Session, needed: int, saves: int | None) -> None:
 
     `saves`: how many the run will write, if known; `needed`: bytes of one.
     """
-    from expert.training.checkpoint import check_space
-
     folder, keep = session.folder.checkpoints, session.plan.watch.keep_checkpoints
     # One more than is kept: the new one is complete before an old one is deleted.
     limits = [keep + 1 - len(checkpoints_in(folder))] if keep is not None else []
@@ -205,8 +207,6 @@ def _different_run(
     data: RunData,
 ) -> CheckpointError:
     """The error for a run started with other settings: the causes first, then what they change."""
-    from expert.training.checkpoint import DifferentRun
-
     saved, options = found.identity.get("data", {}), options_affecting_weights(options)
     causes = what_changed(options, saved.get("tokens"), plan, data)
     seen = {cause.partition(":")[0] for cause in causes}
@@ -222,8 +222,6 @@ def _different_run(
 
 def _holds_state(path: Path, state: TrainState) -> bool:
     """Whether a checkpoint holds this state, apart from accumulated times."""
-    from expert.training.checkpoint import CheckpointError, read_state
-
     try:
         there = TrainState.from_json(read_state(path)["state"])
     except (CheckpointError, KeyError, TypeError):
@@ -233,8 +231,6 @@ def _holds_state(path: Path, state: TrainState) -> bool:
 
 def load(path: Path) -> LoadedCheckpoint:
     """Load a checkpoint; raises unless it is complete."""
-    from expert.training.checkpoint import load_checkpoint
-
     groups, saved = load_checkpoint(path)
     return LoadedCheckpoint(
         path=path,
@@ -247,15 +243,11 @@ def load(path: Path) -> LoadedCheckpoint:
 
 def checkpoint_size(built: Built, plan: RunPlan) -> int:
     """Bytes of a checkpoint, including the optimizer state that the first step creates."""
-    from expert.training.checkpoint import bytes_needed
-
     return bytes_needed(built.tensors()) + upcoming_optimizer_bytes(built, plan)
 
 
 def upcoming_optimizer_bytes(built: Built, plan: RunPlan) -> int:
     """Bytes of optimizer state that the first step will create; 0 if it exists."""
-    from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
-
     own = built.engine.own_tensors()
     if any(not name.startswith(LOSS_SCALE) for name in own[OPTIMIZER]):
         return 0

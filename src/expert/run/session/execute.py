@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.errors import ExpertError
+from expert.data.feed.run_data import feed_facts, training_feed
+from expert.data.processes import WorkersFailed
 from expert.parallel.hang import NO_LIMIT
 from expert.run.build import PlanUnsupported
 from expert.run.session.checkpoints import check_room, checkpoint_size, save
@@ -28,13 +30,11 @@ from expert.run.session.recover import (
 )
 from expert.run.session.session import Session, model_of
 from expert.run.session.start import announce, report_data
-
-if TYPE_CHECKING:
-    from expert.data.processes import WorkersFailed
-    from expert.training.evaluation import EvalResult
-    from expert.training.loop import Ending
-    from expert.training.recovery import Failure
-    from expert.training.state import TrainState
+from expert.training.evaluation import EvalResult
+from expert.training.loop import Ending, train
+from expert.training.recovery import Failure
+from expert.training.state import TrainState
+from expert.training.step import StepInterrupted
 
 MAX_WORKER_RESTARTS = 10
 StepWrapper = Callable[[Iterable[Any]], Iterable[Any]]
@@ -43,8 +43,6 @@ StepWrapper = Callable[[Iterable[Any]], Iterable[Any]]
 
 def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
     """Train; after a failure adapt the plan and try again, until the run ends."""
-    from expert.training.step import StepInterrupted
-
     session.closing.enter_context(
         session.group.watched(
             session.folder.path,
@@ -145,9 +143,6 @@ class LoopRun:
 
 def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     """Train from the current state until something ends it."""
-    from expert.data.feed.run_data import feed_facts, training_feed
-    from expert.training.loop import train
-
     emit, device, world = session.emit, session.device, session.group.world
     began = time.monotonic()
     if session.built is None:  # check with the planned size before loading a model in vain

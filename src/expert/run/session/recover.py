@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
+
+from pydantic import TypeAdapter
 
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.events import plain
@@ -12,8 +14,11 @@ from expert.core.files import write_text_atomically
 from expert.core.resources import DiskFull
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object_or_empty
+from expert.data.feed.run_data import RunData
 from expert.manifest.schema.kinds import SPLITS_WEIGHTS
+from expert.parallel.group import PeerFailed
 from expert.parallel.launch import FAILURE_FILE
+from expert.planning.run_plan import RunPlan
 from expert.run.session.checkpoints import fallbacks_of, newest, save, with_fallbacks
 from expert.run.session.failures import RunFailed, exhausted_message
 from expert.run.session.session import (
@@ -22,6 +27,9 @@ from expert.run.session.session import (
     continue_from,
     loading_seconds,
 )
+from expert.training.checkpoint import CheckpointError, put_aside_after
+from expert.training.loop import Ending, judge
+from expert.training.recorder import Trouble
 from expert.training.recovery import (
     Failure,
     LossSpike,
@@ -32,12 +40,6 @@ from expert.training.recovery import (
 )
 from expert.training.schedule import after_rollback, rollbacks_of
 from expert.training.state import TrainState
-
-if TYPE_CHECKING:
-    from expert.data.feed.run_data import RunData
-    from expert.planning.run_plan import RunPlan
-    from expert.training.loop import Ending
-    from expert.training.recorder import Trouble
 
 SHOWN_ROWS = 10
 
@@ -57,8 +59,6 @@ def shared_failure(
 ) -> Failure | None:
     """The failure that all ranks respond to with the same plan: this rank's, broadcast to the
     others, or the one received from another rank."""
-    from expert.parallel.group import PeerFailed
-
     built = session.built
     if isinstance(error, PeerFailed):
         return failure
@@ -93,7 +93,6 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
 
 def apply_stored_failure(session: Session) -> None:
     """Adapt the plan to the failure that ended all ranks before this start."""
-    from pydantic import TypeAdapter
 
     def read() -> dict[str, Any]:
         path = session.folder.path / FAILURE_FILE
@@ -147,8 +146,6 @@ def switch_plan(
 def _judge_pending(session: Session) -> Ending | None:
     """Read the pending numbers and report every trouble; an Ending for the first that cannot be
     skipped."""
-    from expert.training.loop import judge
-
     return judge(
         session.recorder.wait_for_numbers(),
         session.state,
@@ -209,8 +206,6 @@ def save_after_data_failure(session: Session) -> str:
 
 
 def _try_save(session: Session, state: TrainState) -> str:
-    from expert.training.checkpoint import CheckpointError
-
     if not session.keeps:
         return ""
     try:
@@ -223,8 +218,6 @@ def _try_save(session: Session, state: TrainState) -> str:
 
 def _roll_back(session: Session, trouble: Trouble) -> None:
     """Return to the last good checkpoint, skip the steps of the trouble, and lower the rate."""
-    from expert.training.checkpoint import put_aside_after
-
     from_step, loop = session.state.done, session.loop_plan
     first, last = trouble.what.step, max(trouble.what.step, from_step - 1)
     if isinstance(trouble.what, LossSpike):

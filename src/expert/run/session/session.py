@@ -7,35 +7,35 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from expert.core.events import EventLog, Sink
+from expert.core.rundir import RunFolder
+from expert.data.feed.run_data import RunData, largest_ids
+from expert.data.feed.streaming import Stream
+from expert.manifest.schema.manifest import Manifest
 from expert.model.device_memory import release_memory
+from expert.model.load import check_vocabulary
+from expert.parallel.engine import Groups
+from expert.parallel.group import Group
 from expert.parallel.hang import NO_LIMIT, SAVED_BYTES_PER_SECOND
+from expert.planning.machine.machine import Machine
 from expert.planning.memory.memory import with_new_estimate
+from expert.planning.run_plan import RunPlan
 from expert.run.build import Built, build, device_of
 from expert.run.session.identity import BaseWeights
 from expert.run.session.instruments import Instruments, best_so_far, instruments_for, loop_plan
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
+from expert.training.evaluation import EvalResult
+from expert.training.loop import LoopPlan
+from expert.training.objectives.next_token import NextToken
+from expert.training.objectives.objective import Objective
+from expert.training.recorder import Emit, Recorder
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar, Signals
-
-if TYPE_CHECKING:
-    import torch
-
-    from expert.core.rundir import RunFolder
-    from expert.data.feed.run_data import RunData
-    from expert.data.feed.streaming import Stream
-    from expert.manifest.schema.manifest import Manifest
-    from expert.parallel.engine import Groups
-    from expert.parallel.group import Group
-    from expert.planning.machine.machine import Machine
-    from expert.planning.run_plan import RunPlan
-    from expert.training.evaluation import EvalResult
-    from expert.training.loop import LoopPlan
-    from expert.training.objectives.objective import Objective
-    from expert.training.recorder import Emit, Recorder
 
 Evaluating = Callable[[str, int, int], None]
 """Called during an evaluation with the split, its rows launched so far, and all of its rows."""
@@ -161,9 +161,6 @@ def open_session(
 
     In a group only the first rank writes events and files.
     """
-    from expert.parallel.group import Group
-    from expert.training.objectives.next_token import NextToken
-
     callbacks, group = callbacks or Callbacks(), group or Group()
     first = group.world.is_first
     state, warnings = TrainState(), TrackerWarnings()
@@ -215,9 +212,6 @@ def _emit_nothing(event: str, *, step: int | None = None, **fields: Any) -> None
 
 def model_of(session: Session) -> Built:
     """The model of the plan, built on first use and after each change to it."""
-    from expert.data.feed.run_data import largest_ids
-    from expert.model.load import check_vocabulary
-
     if session.built is not None:
         return session.built
     plan, data = session.plan, session.data

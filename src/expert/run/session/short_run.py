@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.interrupts import Interrupted
 from expert.core.rundir import RunFolder
-from expert.run.session.execute import StepWrapper, run_session
-from expert.run.session.session import Start, open_session
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # this module is imported before torch
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
+    from expert.run.session.execute import StepWrapper
 
 SETTLING = 3
 """Steps before measuring: the first compiles, the next fill buffers and caches."""
@@ -53,6 +52,9 @@ def short_run(
     The plan is that of the full run, so it compiles the same; only its end differs, and may exceed
     that of a shorter run. `values`: plan values that differ as well.
     """
+    from expert.run.session.execute import run_session
+    from expert.run.session.session import Start, open_session
+
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="expert-short-run-") as place:
             return short_run(

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from expert.core.events import read_events
 from expert.core.publish import remove_leftovers
 from expert.core.rundir import RunFolder, unwritable
 from expert.core.stored_json import read_object_or_empty
+from expert.data.feed.run_data import RunData
+from expert.data.tokens.prepare import RECIPE
+from expert.manifest.schema.manifest import Manifest
+from expert.model.loss import loss_kernel_failure
+from expert.model.switches import list_switches
 from expert.planning.machine.host import cores_available
+from expert.planning.machine.machine import Machine
 from expert.planning.machine.threads import choose_threads
+from expert.planning.run_plan import LengthPlan, RunPlan
 from expert.run.build import environment
 from expert.run.session.session import Session, Start
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.cpu import available_cores
 
-if TYPE_CHECKING:
-    from expert.data.feed.run_data import RunData
-    from expert.manifest.schema.manifest import Manifest
-    from expert.planning.machine.machine import Machine
-    from expert.planning.run_plan import LengthPlan, RunPlan
-
 
 def announce(session: Session) -> None:
     """Write manifest, plan and environment, and report the start."""
-    from expert.model.loss import loss_kernel_failure
-    from expert.model.switches import list_switches
-
     plan, device, emit = session.plan, session.device, session.emit
     if session.group.world.is_first:
         write_run_files(session.folder, plan, session.manifest, session.data, session.start.machine)
@@ -132,16 +132,12 @@ def report_data(session: Session) -> None:
 
 def _rows_hash(folder: Path) -> str | None:
     """The hash of the rows that a prepared folder was made from, independent of the tokenizer."""
-    from expert.data.tokens.prepare import RECIPE
-
     rows = read_object_or_empty(folder / RECIPE).get("data")
     return str(rows) if rows else None
 
 
 def _settle_threads(session: Session) -> None:
     """Use the planned number of CPU threads, report it, and restore torch's number later."""
-    import torch
-
     own, recorded = torch.get_num_threads(), {}
     if session.state.done:
         events = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
