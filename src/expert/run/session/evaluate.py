@@ -102,7 +102,7 @@ def _evaluate_fitting(
         after = plan_after(plan, failure)
         if after is None:
             raise RunFailed(exhausted_message(failure))
-        fall_back(session, after, failure)
+        fall_back(session, after, type(failure).__name__)
 
 
 def _stop_requested(session: Session) -> bool:

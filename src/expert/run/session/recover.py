@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
-from typing import Any, get_args
-
-from pydantic import TypeAdapter
+from dataclasses import replace
+from typing import Any
 
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.events import plain
@@ -45,13 +43,24 @@ SHOWN_ROWS = 10
 
 
 def recover_from_failure(session: Session, failure: Failure, *, interrupted: bool) -> None:
-    """Adapt the plan and repeat the step, or raise RunFailed. `interrupted`: the step failed while
-    it changed the weights."""
+    """Adapt the plan, after judging the pending numbers of earlier steps, and repeat the step; or
+    raise RunFailed. `interrupted`: the step failed while it changed the weights."""
     after = plan_after(session.plan, failure)
     if after is None:
         session.emit("failed", step=session.state.done, error=exhausted_message(failure))
         raise RunFailed(exhausted_message(failure))
-    switch_plan(session, after, failure, interrupted=interrupted)
+    ending = _judge_pending(session)
+    if ending is not None and ending.verdict == "stop":
+        recover_from_trouble(session, ending, sound=not interrupted)
+    fall_back(session, after, type(failure).__name__)
+    if interrupted:
+        session.emit("warning", text="optimizer step interrupted; weights may be inconsistent")
+    if ending is not None:
+        recover_from_trouble(session, ending)
+    elif interrupted:
+        from_step = session.state.done
+        _return_to_checkpoint(session)
+        _report_rollback(session, from_step)
 
 
 def shared_failure(
@@ -74,25 +83,21 @@ def ranks_block_in_passes(session: Session) -> bool:
 
 
 def end_all(session: Session, failure: Failure | None, error: BaseException) -> None:
-    """End all ranks, which cannot be notified; the failure is stored so that a resumed run starts
-    with the adapted plan."""
+    """End all ranks, which cannot be notified; the plan to try next is stored, so that a resumed
+    run starts with it."""
     text = f"{type(error).__name__}: {error}"
-    if failure is not None:
+    after = plan_after(session.plan, failure) if failure is not None else None
+    if after is not None:
         path = session.folder.path / FAILURE_FILE
         path.parent.mkdir(exist_ok=True)
-        kept = {
-            "kind": type(failure).__name__,
-            "fields": asdict(failure),
-            # Changes from earlier starts may not be in any checkpoint yet.
-            "fallbacks": fallbacks_of(session.plan),
-        }
+        kept = {"failure": type(failure).__name__, "fallbacks": fallbacks_of(after)}
         write_text_atomically(path, json.dumps(plain(kept, known_secrets())))
     session.emit("failed", step=session.state.done, error=text)
     session.group.explain_end(text)
 
 
 def apply_stored_failure(session: Session) -> None:
-    """Adapt the plan to the failure that ended all ranks before this start."""
+    """Take the plan that the failure before this start has left, if it ended all ranks."""
 
     def read() -> dict[str, Any]:
         path = session.folder.path / FAILURE_FILE
@@ -103,16 +108,12 @@ def apply_stored_failure(session: Session) -> None:
     kept = session.group.run_on_rank_0(read)
     if not kept:
         return
-    kinds = {kind.__name__: kind for kind in get_args(Failure)}
     try:
-        failure = TypeAdapter(kinds[kept["kind"]]).validate_python(kept["fields"])
-        before = with_fallbacks(session.plan, kept.get("fallbacks", []))
+        after, failure = with_fallbacks(session.plan, kept["fallbacks"]), str(kept["failure"])
     except (KeyError, TypeError, ValueError) as error:
         session.emit("warning", text=f"{FAILURE_FILE} is damaged and was not used: {error}")
         return
-    after = plan_after(before, failure)
-    if after is not None:
-        fall_back(session, after, failure)
+    fall_back(session, after, failure)
 
 
 def next_start_message(session: Session, failure: Failure) -> str:
@@ -123,24 +124,6 @@ def next_start_message(session: Session, failure: Failure) -> str:
     decisions = changes(session.plan, after)
     values = ", ".join(f"{decision.path}: {decision.value}" for decision in decisions)
     return f"{decisions[0].because}  (--resume continues with {values})"
-
-
-def switch_plan(
-    session: Session, after: RunPlan, failure: Any, *, interrupted: bool = False
-) -> None:
-    """Switch to another plan, after reading and judging the pending numbers of earlier steps."""
-    ending = _judge_pending(session)
-    if ending is not None and ending.verdict == "stop":
-        recover_from_trouble(session, ending, sound=not interrupted)
-    fall_back(session, after, failure)
-    if interrupted:
-        session.emit("warning", text="optimizer step interrupted; weights may be inconsistent")
-    if ending is not None:
-        recover_from_trouble(session, ending)
-    elif interrupted:
-        from_step = session.state.done
-        _return_to_checkpoint(session)
-        _report_rollback(session, from_step)
 
 
 def _judge_pending(session: Session) -> Ending | None:
@@ -155,13 +138,13 @@ def _judge_pending(session: Session) -> Ending | None:
     )
 
 
-def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
+def fall_back(session: Session, after: RunPlan, failure: str) -> None:
     """Switch to another plan within the run; the training state is kept."""
     decisions = changes(session.plan, after)
     session.emit(
         "fell_back",
         step=session.state.done,
-        failure=type(failure).__name__,
+        failure=failure,
         reason=decisions[0].because if decisions else "",
         changes=[decision.model_dump(mode="json") for decision in decisions],
     )
