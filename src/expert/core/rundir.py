@@ -143,7 +143,7 @@ class RunFolder:
         """Write a file of the folder atomically; secrets become "***"."""
         assert Path(name).name == name, f"{name} is not a plain file name"
         text = json_text(plain(data, known_secrets()))
-        write_hashed(self.path / name, text + "\n", trust_existing=True)
+        write_hashed(self.path / name, text + "\n")
         return self.path / name
 
     def refuse_missing(self) -> None:
