@@ -12,7 +12,7 @@ from expert.data.feed.run_data import RunData
 from expert.data.prepared import PreparedSplit
 from expert.model import blocks
 from expert.planning.run_plan import RunPlan
-from expert.telemetry.cpu import CpuSampler, OtherProcesses, peak_memory_bytes
+from expert.telemetry import cpu
 from expert.telemetry.gpu import GpuSampler, allocator_stats
 from expert.telemetry.meter import EVALUATION_SHARE, Meter, RemainingEvaluations
 from expert.telemetry.timeline import Timeline
@@ -83,7 +83,7 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
     if gpu is None:
         return lambda step: {
             **cores(step),
-            "cpu_peak_memory_bytes": peak_memory_bytes(),
+            "cpu_peak_memory_bytes": cpu.peak_memory_bytes(),
         }
 
     def fields(step: int) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _core_fields(emit: Emit, workers: int) -> MoreFields:
     """CPU use by other processes; their names are text and go into a separate event."""
     if workers:  # separate processes, which would be mistaken for other programs
         return lambda step: {}
-    sampler, neighbours = CpuSampler(), OtherProcesses()
+    sampler, neighbours = cpu.CpuSampler(), cpu.OtherProcesses()
 
     def fields(step: int) -> dict[str, Any]:
         facts = sampler.step_fields()
