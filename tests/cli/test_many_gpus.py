@@ -132,7 +132,6 @@ def test_two_ranks_train_one_run_and_each_has_its_log(manifest):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_is_named_and_the_run_resumes_with_max_restarts(manifest, rank):
     words = ("--gpus", "2", "--epochs", "12", "--max-restarts", "1")

@@ -14,8 +14,6 @@ from expert.core.files import write_text_atomically
 from expert.core.links import LinkRefused, open_plain, refuse_links
 from expert.core.process import Child
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
-
 
 @pytest.fixture
 def letter(tmp_path):
