@@ -14,7 +14,6 @@ from expert.core.rundir import RunFolder
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.machine import describe_machine
 from expert.run.open import open_run
-from expert.run.session.session import Start
 from expert.run.session.start import started_facts
 from expert.run.stored.resume_command import resume_command_of
 from tests.jobs.runs import base_model, write_expert
@@ -111,7 +110,7 @@ def test_the_resume_command_repeats_vram_only_for_runs_on_a_card(tmp_path):
     read = read_manifest(file)
     on_cpu = replace(describe_machine(tmp_path), gpus=())
     for card, words in ({"gpu": "rtx-4090"}, " --vram '8 GB'"), ({"machine": on_cpu}, ""):
-        planned = open_run(read, data="unread", **card).plan
-        facts = started_facts(folder, planned, Start(source=str(file), vram="8 GB"))
+        opened = replace(open_run(read, data="unread", **card), vram="8 GB")
+        facts = started_facts(folder, opened.plan, opened)
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
         assert resume_command_of(folder, {"event": "started", **facts}) == command

@@ -16,7 +16,8 @@ import pytest
 from expert.core.publish import damage
 from expert.core.rundir import RunInUse
 from expert.model.load import LoadedModel
-from expert.training import checkpoint, loop
+from expert.run.session import checkpoints
+from expert.training import loop
 from tests.faults.counting import case, scaled
 from tests.jobs.runs import (
     events_of,
@@ -138,7 +139,7 @@ def interrupted_in(monkeypatch, owner, name: str, call: int, number: int) -> Non
     [
         # The first evaluation only shows that it fits; the second is due after four steps.
         pytest.param(LoadedModel, "evaluate", 2, 4, signal.SIGTERM, id="in an evaluation"),
-        pytest.param(checkpoint, "save_checkpoint", 2, 4, signal.SIGINT, id="in a save"),
+        pytest.param(checkpoints, "save_checkpoint", 2, 4, signal.SIGINT, id="in a save"),
         pytest.param(loop, "seed_step", 12, 12, signal.SIGTERM, id="in the last step"),
     ],
 )

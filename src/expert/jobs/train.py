@@ -143,24 +143,15 @@ def _run(
     """A run from its first step, or from a checkpoint, to its end; every rank calls this."""
     from expert.run.session.checkpoints import resume
     from expert.run.session.execute import run_session
-    from expert.run.session.session import Callbacks, Start, open_session
+    from expert.run.session.session import open_session
 
     _refuse_different_data(opened, group)
     running = open_session(
+        opened,
         folder=folder,
-        plan=opened.plan,
-        data=opened.data,
-        manifest=opened.read.manifest,
-        sinks=tuple(sinks),
-        start=Start(
-            source=opened.read.source,
-            vram=opened.vram,
-            machine=opened.machine,
-            allow_remote_code=allow_remote_code,
-            began=opened.began,
-        ),
-        callbacks=callbacks or Callbacks(),
-        restream=opened.restream,
+        sinks=sinks,
+        callbacks=callbacks,
+        allow_remote_code=allow_remote_code,
         group=group,
     )
     with running as session:

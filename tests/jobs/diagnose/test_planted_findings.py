@@ -64,10 +64,10 @@ def slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slow_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations that take more than a second, and checkpoints that take most of one."""
-    from expert.training import checkpoint, evaluation
+    from expert.run.session import checkpoints, evaluate
 
-    slowed(monkeypatch, evaluation, "evaluate", 1.4)
-    slowed(monkeypatch, checkpoint, "save_checkpoint", 0.8)
+    slowed(monkeypatch, evaluate, "evaluate", 1.4)
+    slowed(monkeypatch, checkpoints, "save_checkpoint", 0.8)
 
 
 def a_graph_every_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ CASES = [
         },
     ),
     Case(
-        {"recompiling": "shapes vary"},
+        {"recompiling": "graphs were compiled after the warm-up"},
         {"torch_compile": True, "epochs": 6},
         plant=a_graph_every_update,
     ),

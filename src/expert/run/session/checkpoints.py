@@ -154,7 +154,7 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
         )
     # Changes made after failures belong to the run itself.
     plan = with_fallbacks(session.plan, found.fallbacks)
-    options = changed_options(folder, session.manifest)
+    options = changed_options(folder, session.opened.read.manifest)
     now = identity(plan, session.data, session.group.run_on_rank_0(session.base))
     changed = state_difference(found.identity, now)
     counted = blocking_differences(changed, options)

@@ -62,7 +62,7 @@ def finished(session: Session, *, early: bool) -> RunResult:
         last_eval_loss=last_eval_loss(session),
         test_loss=test_loss,
         seconds=facts["seconds"],
-        wall_seconds=time.monotonic() - session.start.began,
+        wall_seconds=time.monotonic() - session.opened.began,
         earlier_seconds=session.instruments.meter.earlier_seconds,
         tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],

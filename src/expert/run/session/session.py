@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,17 +13,15 @@ import torch
 from expert.core.events import EventLog, Sink
 from expert.core.rundir import RunFolder
 from expert.data.feed.run_data import RunData, largest_ids
-from expert.data.feed.streaming import Stream
-from expert.manifest.schema.manifest import Manifest
 from expert.model.device_memory import release_memory
 from expert.model.load import check_vocabulary
 from expert.parallel.engine import Groups
 from expert.parallel.group import Group
 from expert.parallel.hang import NO_LIMIT, SAVED_BYTES_PER_SECOND
-from expert.planning.machine.machine import Machine
 from expert.planning.memory.memory import with_new_estimate
 from expert.planning.run_plan import RunPlan
 from expert.run.build import Built, build, device_of
+from expert.run.open import Opened
 from expert.run.session.identity import BaseWeights
 from expert.run.session.instruments import Instruments, best_so_far, instruments_for, loop_plan
 from expert.run.stored.locate import plan_to_store
@@ -54,28 +51,14 @@ class Callbacks:
     evaluating: Evaluating = lambda split, rows, total: None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """How a run was started, beyond its manifest."""
-
-    source: str = ""
-    """The manifest file, if there is one."""
-    vram: str | None = None
-    machine: Machine | None = None
-    """The machine as planned for; None: examined when the run starts."""
-    allow_remote_code: bool = False
-    began: float = field(default_factory=time.monotonic)
-    """When the user started waiting for the run, on the monotonic clock."""
-
-
 @dataclass(kw_only=True, eq=False)
 class Session:
     """A running run: what it was opened with, then where it stands."""
 
+    opened: Opened
     folder: RunFolder
-    manifest: Manifest
-    start: Start
     callbacks: Callbacks
+    allow_remote_code: bool
     instruments: Instruments
     base: BaseWeights
     keeps: bool
@@ -84,7 +67,6 @@ class Session:
     """The processes that train together; usually one."""
     tracker_warnings: TrackerWarnings
     objective: Objective
-    restream: Callable[[RunPlan], Stream] | None
     closing: contextlib.ExitStack
     """Clean-up at the end of the run, however it ends."""
 
@@ -145,15 +127,12 @@ class TrackerWarnings:
 
 @contextlib.contextmanager
 def open_session(
+    opened: Opened,
     *,
     folder: RunFolder,
-    plan: RunPlan,
-    data: RunData,
-    manifest: Manifest,
-    sinks: tuple[Sink, ...],
-    start: Start,
+    sinks: Sequence[Sink] = (),
     callbacks: Callbacks | None = None,
-    restream: Callable[[RunPlan], Stream] | None = None,
+    allow_remote_code: bool = False,
     keep: bool = True,
     group: Group | None = None,
 ) -> Iterator[Session]:
@@ -161,6 +140,7 @@ def open_session(
 
     In a group only the first rank writes events and files.
     """
+    plan, data = opened.plan, opened.data
     callbacks, group = callbacks or Callbacks(), group or Group()
     first = group.world.is_first
     state, warnings = TrainState(), TrackerWarnings()
@@ -184,16 +164,15 @@ def open_session(
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
         session = Session(
+            opened=opened,
             folder=folder,
-            manifest=manifest,
-            start=start,
             callbacks=callbacks,
+            allow_remote_code=allow_remote_code,
             instruments=instruments,
             base=BaseWeights(plan),
             keeps=keep,
             group=group,
             tracker_warnings=warnings,
-            restream=restream,
             objective=NextToken(),
             closing=closing,
             plan=plan,
@@ -225,7 +204,7 @@ def model_of(session: Session) -> Built:
         plan,
         data.encoder,
         device=session.device,
-        allow_remote_code=session.start.allow_remote_code,
+        allow_remote_code=session.allow_remote_code,
         group=session.group,
     )
     session.group.progress()
@@ -304,5 +283,5 @@ def copied(groups: Groups) -> Groups:
 
 def settle_loader(session: Session) -> None:
     """Reopen a stream with the workers of the current plan."""
-    if session.data.stream is not None and session.restream is not None:
-        session.data = replace(session.data, stream=session.restream(session.plan))
+    if session.data.stream is not None:
+        session.data = replace(session.data, stream=session.opened.restream(session.plan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ def short_run(
     that of a shorter run. `values`: plan values that differ as well.
     """
     from expert.run.session.execute import run_session
-    from expert.run.session.session import Start, open_session
+    from expert.run.session.session import open_session
 
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="expert-short-run-") as place:
@@ -70,12 +70,10 @@ def short_run(
     plan = opened.plan.with_values(cut | dict(values or {}), "a short run", "machine")
     events: list[dict[str, Any]] = []
     session_open = open_session(
+        replace(opened, plan=plan),
         folder=folder,
-        plan=plan,
-        data=opened.data,
-        manifest=opened.read.manifest,
         sinks=(events.append, on_event),
-        start=Start(machine=opened.machine, allow_remote_code=allow_remote_code),
+        allow_remote_code=allow_remote_code,
         keep=False,
     )
     with folder.locked(), session_open as session:

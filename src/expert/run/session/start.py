@@ -12,17 +12,15 @@ from expert.core.events import read_events
 from expert.core.publish import remove_leftovers
 from expert.core.rundir import RunFolder, unwritable
 from expert.core.stored_json import read_object_or_empty
-from expert.data.feed.run_data import RunData
 from expert.data.tokens.prepare import RECIPE
-from expert.manifest.schema.manifest import Manifest
 from expert.model.loss import loss_kernel_failure
 from expert.model.switches import list_switches
 from expert.planning.machine.host import cores_available
-from expert.planning.machine.machine import Machine
 from expert.planning.machine.threads import choose_threads
 from expert.planning.run_plan import LengthPlan, RunPlan
 from expert.run.build import environment
-from expert.run.session.session import Session, Start
+from expert.run.open import Opened
+from expert.run.session.session import Session
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.cpu import available_cores
 
@@ -31,10 +29,10 @@ def announce(session: Session) -> None:
     """Write manifest, plan and environment, and report the start."""
     plan, device, emit = session.plan, session.device, session.emit
     if session.group.world.is_first:
-        write_run_files(session.folder, plan, session.manifest, session.data, session.start.machine)
+        _write_run_files(session)
     ahead = session.instruments.meter.ahead
     cost = ahead.cost(session.state.done) if ahead is not None else None
-    facts = started_facts(session.folder, plan, session.start)
+    facts = started_facts(session.folder, plan, session.opened)
     emit("started", step=session.state.done, **facts, evaluation_updates=cost)
     if device.type == "cpu":
         _settle_threads(session)
@@ -46,22 +44,17 @@ def announce(session: Session) -> None:
         emit("warning", step=session.state.done, text=text)
 
 
-def write_run_files(
-    folder: RunFolder,
-    plan: RunPlan,
-    manifest: Manifest,
-    data: RunData,
-    machine: Machine | None,
-) -> None:
+def _write_run_files(session: Session) -> None:
     """Write manifest, plan and environment; remove leftovers of dead writers."""
+    folder, opened = session.folder, session.opened
     for place in (folder.path, folder.checkpoints):
         if place.is_dir():
             remove_leftovers(place, alone=True)
     try:
-        folder.write_json("manifest.json", manifest.model_dump(mode="json"))
-        folder.write_json("plan.json", plan_to_store(plan))
-        folder.write_json("environment.json", environment(machine))
-        characters = getattr(data.encoder, "characters", None)
+        folder.write_json("manifest.json", opened.read.manifest.model_dump(mode="json"))
+        folder.write_json("plan.json", plan_to_store(session.plan))
+        folder.write_json("environment.json", environment(opened.machine))
+        characters = getattr(session.data.encoder, "characters", None)
         if characters is not None:  # needed to read checkpoints of a character model
             known = {"type": "characters", "characters": characters}
             folder.write_json("vocabulary.json", known)
@@ -69,12 +62,12 @@ def write_run_files(
         raise unwritable(folder.path, error) from error
 
 
-def started_facts(folder: RunFolder, plan: RunPlan, start: Start) -> dict[str, Any]:
+def started_facts(folder: RunFolder, plan: RunPlan, opened: Opened) -> dict[str, Any]:
     """The fields of the "started" event. Options that matter are recorded, so that the resume
     command can repeat them."""
-    source, cuda = Path(start.source), plan.kernels.device == "cuda"
-    named = {"manifest": str(source.resolve())} if start.source and source.is_file() else {}
-    limited = {"vram": start.vram} if start.vram and cuda else {}
+    source, cuda = Path(opened.read.source), plan.kernels.device == "cuda"
+    named = {"manifest": str(source.resolve())} if source.is_file() else {}
+    limited = {"vram": opened.vram} if opened.vram and cuda else {}
     many = {"ranks": plan.parallel.ranks, "engine": plan.parallel.engine}
     return {
         **named,
