@@ -180,35 +180,16 @@ def with_full_evaluation(world, manifest, options, after) -> Any:
         return trained(world, manifest, options)
 
 
-@pytest.mark.slow
-def test_an_evaluation_that_runs_out_of_memory_where_weights_are_spread_is_made_smaller_alone(
-    base, alone, tmp_path
-):
-    sharded = {"distributed": "sharded", "eval_batch_size": 4, "eval_steps": 3}
-    manifest = write_expert(tmp_path, base, {**CONFIG, **sharded})
-    _, second = ranks(2, with_full_evaluation, manifest, {}, 2)
-    assert (
-        "out of memory in evaluation with micro-batch size 4: no room  (--resume continues "
-        "with batch.eval_batch: 2)"
-    ) in second.raised
-    (folder,) = (tmp_path / "runs").iterdir()
-    # The checkpoint that it resumes from is older than what the second start has found out.
-    _, second = ranks(2, with_full_evaluation, manifest, {"resume": str(folder)}, 2)
-    assert "(--resume continues with batch.eval_batch: 1)" in second.raised
-    fine(ranks(2, with_full_evaluation, manifest, {"resume": str(folder)}, 2))
-    changed = [{c["path"] for c in event["changes"]} for event in events_of(folder, "fell_back")]
-    assert changed == [{"batch.eval_batch"}] * 2
-    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
-
-
 def test_without_a_checkpoint_the_next_start_takes_less_too(base, alone, tmp_path):
     sharded = {"distributed": "sharded", "eval_batch_size": 4}
     manifest = write_expert(tmp_path, base, {**CONFIG, **sharded})
+    options: dict[str, str] = {}
     for fewer in (2, 1):
-        runs = tmp_path / "runs"
-        options = {"resume": str(next(runs.iterdir()))} if runs.is_dir() else {}
         _, second = ranks(2, with_full_evaluation, manifest, options, -1)
         assert f"(--resume continues with batch.eval_batch: {fewer})" in second.raised
+        options = {"resume": str(next((tmp_path / "runs").iterdir()))}
+    folder = fine(ranks(2, with_full_evaluation, manifest, options, -1))[0]
+    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_changes_no_weight_on_any(base, tmp_path):
