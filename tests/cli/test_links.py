@@ -96,9 +96,10 @@ def run_of(expert: Path) -> Path:
     return run
 
 
-def refused(ran, path: Path, to: Path) -> None:
+def refused(ran, path: Path) -> None:
     assert ran.code == 2, ran
-    assert f"{path}: is a link to {to}" in ran.err
+    assert f"{path}: is a link" in ran.err
+    assert "--output FOLDER" in ran.err
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "checkpoints", f"{STEP}/state.json"])
@@ -106,7 +107,7 @@ def test_no_command_follows_a_link_in_a_run_folder(run, expert, outside, name):
     target = outside / ("photos" if name == "checkpoints" else "letter.txt")
     link(run_of(expert) / name, target)
     for command in COMMANDS if name == "events.jsonl" else ("resume",):
-        refused(run(*typed(command, expert)), run_of(expert) / name, target)
+        refused(run(*typed(command, expert)), run_of(expert) / name)
 
 
 def test_a_run_that_is_itself_a_link_is_not_taken_for_the_newest(run, expert, tmp_path):
@@ -115,7 +116,7 @@ def test_a_run_that_is_itself_a_link_is_not_taken_for_the_newest(run, expert, tm
     shutil.copytree(path, elsewhere)
     before = state_of(elsewhere)
     link(path, elsewhere)
-    refused(run(*words), path, elsewhere)
+    refused(run(*words), path)
     assert state_of(elsewhere) == before
 
 
@@ -126,36 +127,29 @@ def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(run, expert):
     for command in ("resume", "report", "diagnose", "watch"):
         ran = run(*typed(command, expert))
         assert ran.code == 2
-        assert f"{path}: is a pipe" in ran.err
+        assert f"{path}: is not a plain file" in ran.err
 
 
-RUNS, CACHE = "--output FOLDER", "training.config.pretokenized_cache"
 PLACES = [
-    ("train", "runs", RUNS),
-    ("train", "datasets_optimized", CACHE),
-    ("pretokenize", "datasets_optimized/demo", CACHE),
-    ("validate-tokens", "datasets_optimized/demo", CACHE),
-    ("profile-manifest", "profile", ""),
-    ("pretokenize", "datasets_optimized/demo/.hashes.json", ""),
-    ("train", "datasets_optimized/demo/tokens-0000000000000000", ""),
+    ("train", "runs"),
+    ("train", "datasets_optimized"),
+    ("validate-tokens", "datasets_optimized/demo"),
+    ("profile-manifest", "profile"),
+    ("pretokenize", "datasets_optimized/demo/.hashes.json"),
+    ("train", "datasets_optimized/demo/tokens-0000000000000000"),
 ]
-"""Commands, places of an expert that must not be links for them, and the option for another."""
+"""Commands, and places of an expert that must not be links for them."""
 
 
-@pytest.mark.parametrize(("command", "name", "instead"), PLACES)
-def test_a_place_that_is_a_link_is_refused_with_the_option_for_it(
-    run, expert, outside, command, name, instead
-):
+@pytest.mark.parametrize(("command", "name"), PLACES)
+def test_a_place_that_is_a_link_is_refused(run, expert, outside, command, name):
     words = typed(command, expert)
-    target = outside / ("letter.txt" if name.endswith(".json") else "photos")
-    link(expert / name, target)
-    ran = run(*words)
-    refused(ran, expert / name, target)
-    assert instead in ran.err
+    link(expert / name, outside / ("letter.txt" if name.endswith(".json") else "photos"))
+    refused(run(*words), expert / name)
 
 
 @pytest.mark.parametrize("key", ["output_dir", "pretokenized_cache"])
 def test_a_manifest_cannot_lead_out_of_its_folder_by_a_link_in_it(run, expert, outside, key):
     link(expert / "way", outside)
     words = ("--set", f"training.config.{key}=way/photos/new")
-    refused(run("train", str(expert / "manifest.json"), *words), expert / "way", outside)
+    refused(run("train", str(expert / "manifest.json"), *words), expert / "way")

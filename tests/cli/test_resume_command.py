@@ -14,7 +14,6 @@ from expert.core.rundir import RunFolder
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.machine import describe_machine
 from expert.run.open import open_run
-from expert.run.session.session import Start
 from expert.run.session.start import started_facts
 from expert.run.stored.resume_command import resume_command_of
 from tests.jobs.runs import base_model, write_expert
@@ -70,8 +69,9 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     [folder] = out.iterdir()
     killed(folder)
     command = printed_command(run, folder)
-    for words in ("--epochs 2", "--set seed=7", "--set max_steps=4", "--allow-remote-code"):
+    for words in ("--epochs 2", "--set seed=7", "--set max_steps=4"):
         assert words in " ".join(command)
+    assert "--allow-remote-code" not in command  # only the person at the command line allows it
     assert run("diagnose", str(folder)).out.count("--epochs 2") >= 1
     again = run(*command)
     assert again.code == 0, again.err
@@ -96,13 +96,21 @@ def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, fox, mon
     assert len(list((fox / "runs").iterdir())) == 1
 
 
+def test_no_resume_command_takes_a_permission_from_the_run_folder(tmp_path):
+    folder = a_started_run(tmp_path, write_expert(tmp_path, "tiny", {}))
+    events = [json.loads(line) for line in folder.events.read_text().splitlines()]
+    allowed = {**events[0], "allow_remote_code": True, "allow_changed": True}
+    folder.events.write_text(json.dumps(allowed) + "\n", encoding="utf-8")
+    assert "--allow" not in resume_command_of(folder)
+
+
 def test_the_resume_command_repeats_vram_only_for_runs_on_a_card(tmp_path):
     file = write_expert(tmp_path, "tiny", {})
     folder = a_started_run(tmp_path, file)
     read = read_manifest(file)
     on_cpu = replace(describe_machine(tmp_path), gpus=())
     for card, words in ({"gpu": "rtx-4090"}, " --vram '8 GB'"), ({"machine": on_cpu}, ""):
-        planned = open_run(read, data="unread", **card).plan
-        facts = started_facts(folder, planned, Start(source=str(file), vram="8 GB"))
+        opened = replace(open_run(read, data="unread", **card), vram="8 GB")
+        facts = started_facts(folder, opened.plan, opened)
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
         assert resume_command_of(folder, {"event": "started", **facts}) == command

@@ -60,7 +60,6 @@ def test_stderr_tail_and_exit_are_reported(begun, tmp_path):
     assert log.read_text(encoding="utf-8") == "before\none\ntwo\n"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="groups of processes are POSIX")
 def test_grandchildren_are_killed_with_the_child(begun):
     child = begun(
         "import subprocess\n"

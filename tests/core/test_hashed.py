@@ -57,8 +57,8 @@ def test_a_crash_while_it_is_replaced_leaves_the_old_file_sound(tmp_path, monkey
     with monkeypatch.context() as patch:
         crash_at(patch, number)
         with pytest.raises(Cut):
-            write_hashed(file, "new", trust_existing=True)
+            write_hashed(file, "new")
     assert file.read_text() == "old"
     refuse_damaged(file, "copy it again")
-    write_hashed(file, "new", trust_existing=True)
+    write_hashed(file, "new")
     assert (file.read_text(), file_integrity(file)) == ("new", "sound")

@@ -11,10 +11,8 @@ from expert.core import links
 from expert.core.errors import EXIT_USAGE
 from expert.core.events import EventLog, follow, read_events
 from expert.core.files import write_text_atomically
-from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
+from expert.core.links import LinkRefused, open_plain, refuse_links
 from expert.core.process import Child
-
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 
 
 @pytest.fixture
@@ -35,14 +33,12 @@ def folder(tmp_path):
     return made
 
 
-def test_a_link_is_named_with_its_target_and_what_to_do(folder, letter):
+def test_a_link_is_named_with_what_to_do(folder, letter):
     (folder / "runs").symlink_to(letter)
     with pytest.raises(LinkRefused) as refused:
-        refuse_links(folder / "runs" / "new", below=folder, instead="use --output")
-    assert str(refused.value) == (
-        "{runs}: is a link to {letter}  (remove it; Expert writes only to "
-        "plain files inside its own folders; use --output)"
-    ).format(runs=folder / "runs", letter=letter)
+        refuse_links(folder / "runs" / "new", below=folder)
+    told = "is a link  (Expert writes only to plain files inside its own folders: remove it; "
+    assert f"{folder / 'runs'}: {told}" in str(refused.value)
     assert refused.value.exit_code == EXIT_USAGE
 
 
@@ -57,39 +53,17 @@ def test_links_outside_the_folder_are_accepted(tmp_path, folder):
         refuse_links(folder / "way" / ".." / ".." / "x", below=folder)
 
 
-def test_all_links_of_a_folder_are_named_at_once_and_many_are_counted(folder, letter):
-    (folder / "deep").mkdir()
-    for number in range(7):
-        (folder / "deep" / f"{number}").symlink_to(letter)
-    with pytest.raises(LinkRefused) as refused:
-        refuse_links_inside(folder)
-    lines = str(refused.value).splitlines()
-    assert lines[0] == "{value}: is a link to {letter}".format(
-        value=folder / "deep" / "0", letter=letter
-    )
-    assert len(lines) == 6
-    assert lines[-1].startswith("… and 2 more")
-
-
 def test_a_link_that_appears_after_the_look_is_not_opened(folder, letter, monkeypatch):
     path = folder / "events.jsonl"
-    look = links._fault
-
-    def late(asked):
-        found = look(asked)
-        if not asked.is_symlink():
-            asked.symlink_to(letter)
-        return found
-
-    monkeypatch.setattr(links, "_fault", late)
-    with pytest.raises(LinkRefused, match="is a link to"):
+    monkeypatch.setattr(links, "_refuse", lambda asked: asked.symlink_to(letter))
+    with pytest.raises(LinkRefused, match="is a link"):
         open_plain(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
 
 
 def test_a_pipe_is_refused_at_once_for_reading_and_writing(folder):
     os.mkfifo(folder / "events.jsonl")
     for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
-        with pytest.raises(LinkRefused, match="is a pipe"):
+        with pytest.raises(LinkRefused, match="is not a plain file"):
             open_plain(folder / "events.jsonl", flags)
 
 
@@ -107,7 +81,7 @@ def test_events_are_neither_added_to_a_link_nor_read_from_one(folder, letter):
     with EventLog(path, [told.append]) as log:
         log.emit("started")
     assert [event["event"] for event in told] == ["log_failed", "started"]
-    assert f"is a link to {letter}" in told[0]["because"]
+    assert "is a link" in told[0]["because"]
     with pytest.raises(LinkRefused):
         list(read_events(path))
     with pytest.raises(LinkRefused):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 from expert.core.rundir import relocated_path
 
@@ -38,13 +38,3 @@ def test_paths_outside_the_runs_folder_are_not_relocated(tmp_path):
         assert relocated_path(str(cache), runs_then=runs_then, runs_now=now) == cache
         cache.mkdir(parents=True, exist_ok=True)
         assert relocated_path(str(cache), runs_then=runs_then, runs_now=now) == cache
-
-
-class AbsentWindowsPath(PureWindowsPath):
-    """A Windows path that does not exist."""
-
-    def exists(self) -> bool:
-        return False
-
-    def absolute(self) -> AbsentWindowsPath:
-        return self

@@ -24,7 +24,7 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
     folder = own_run(tmp_path)
     assert validate(folder, device="cpu", min_accuracy=0.0).result.rows.examples == 5
     append_a_row(tmp_path)
-    words = r"held out of train.jsonl.*: the data changed since the run  \(.*--test-set FILE"
+    words = r"held out of train.jsonl.*: the data, or how its .* changed since .*--test-set FILE"
     with pytest.raises(NoTestSet, match=words):
         validate(folder, device="cpu")
     (tmp_path / "datasets_optimized").rename(tmp_path / "elsewhere")
@@ -92,7 +92,7 @@ def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_it
     append_a_row(tmp_path / "b")
     words = (
         "b.*: the baseline may have been trained on the rows it would be judged by "
-        r"\(rows held out of train.jsonl\): the data changed since the run  "
+        r"\(rows held out of train.jsonl\): the data, or how its rows are read, changed since .*"
         r"\(.*--test-set FILE, or restore the data"
     )
     with pytest.raises(NoTestSet, match=words):
@@ -147,7 +147,7 @@ def test_a_note_says_why_it_is_unknown_which_cases_were_trained_on(tmp_path):
     notes = judged_by(folder, NEW[:2]).notes
     assert any(
         note.startswith(
-            "unknown whether the run was trained on these cases: the data and the columns changed"
+            "unknown whether the run was trained on these cases: the data, or how its rows are read"
         )
         for note in notes
     )

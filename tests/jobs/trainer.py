@@ -45,7 +45,7 @@ PHASES = {
     "loading": "expert.model.load.load_model",
     "step": "expert.training.loop.seed_step",
     "evaluation": "expert.model.load.LoadedModel.evaluate",
-    "saving": "expert.training.checkpoint.save_checkpoint",
+    "saving": "expert.run.session.checkpoints.save_checkpoint",
     "final": "expert.run.session.finish.publish_final",
 }
 """What is called when each phase of a run begins."""

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +18,10 @@ import torch
 from expert.core.errors import EXIT_HUNG
 from expert.core.resources import DiskFull
 from expert.model.load import LoadedModel
-from expert.parallel.group import Group
 from expert.parallel.single_device import SingleDevice
 from expert.run import build
 from expert.training import loop
-from expert.training.pressure import Pressure
-from expert.training.recovery import KernelUnavailable, OutOfMemory
+from expert.training.recovery import KernelUnavailable
 from expert.training.step import seed_step
 from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import LIMIT_SECONDS, Ended, fine, ranks, started, trained
@@ -183,78 +180,15 @@ def with_full_evaluation(world, manifest, options, after) -> Any:
         return trained(world, manifest, options)
 
 
-@pytest.mark.slow
-def test_an_evaluation_that_runs_out_of_memory_where_weights_are_spread_is_made_smaller_alone(
-    base, alone, tmp_path
-):
-    sharded = {"distributed": "sharded", "eval_batch_size": 4, "eval_steps": 3}
-    manifest = write_expert(tmp_path, base, {**CONFIG, **sharded})
-    _, second = ranks(2, with_full_evaluation, manifest, {}, 2)
-    assert (
-        f"out of memory in evaluation with micro-batch size {4}: no room  (the next "
-        f"start takes batch.eval_batch: {2})"
-    ) in second.raised
-    (folder,) = (tmp_path / "runs").iterdir()
-    # The checkpoint that it resumes from is older than what the second start has found out.
-    _, second = ranks(2, with_full_evaluation, manifest, {"resume": str(folder)}, 2)
-    assert (
-        f"out of memory in evaluation with micro-batch size {2}: no room  (the next "
-        f"start takes batch.eval_batch: {1})"
-    ) in second.raised
-    fine(ranks(2, with_full_evaluation, manifest, {"resume": str(folder)}, 2))
-    changed = [{c["path"] for c in event["changes"]} for event in events_of(folder, "fell_back")]
-    assert changed == [{"batch.eval_batch"}] * 2
-    assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
-
-
-def test_without_a_checkpoint_the_failure_says_what_to_set(base, tmp_path):
+def test_without_a_checkpoint_the_next_start_takes_less_too(base, alone, tmp_path):
     sharded = {"distributed": "sharded", "eval_batch_size": 4}
     manifest = write_expert(tmp_path, base, {**CONFIG, **sharded})
-    _, second = ranks(2, with_full_evaluation, manifest, {}, -1)
-    assert (
-        "nothing was saved yet: start again with --set {key}={value}".format(
-            key="eval_batch_size", value=2
-        )
-        in second.raised
-    )
-    (folder,) = (tmp_path / "runs").iterdir()
-    # Those that --max-restarts starts again are told where to look.
-    (tmp_path / "run").write_text(str(folder))
-    _, second = ranks(2, after_failure, manifest, tmp_path)
-    assert "nothing was saved yet: start again with --set eval_batch_size=1" in second.raised
-
-
-def after_failure(world, manifest, launch_folder) -> Any:
-    os.environ["EXPERT_LAUNCH_FOLDER"] = str(launch_folder)
-    return with_full_evaluation(world, manifest, {}, -1)
-
-
-def with_sign(world, manifest, options) -> Any:
-    """A run in which the second rank sees, after its second step, that memory is scarce. How often
-    this rank has talked to the others in each of the steps before that."""
-    talked, exchange = Counter[int](), Group._all
-
-    def counted(self: Group, *given: Any) -> Any:
-        talked[len(begun)] += 1
-        return exchange(self, *given)
-
-    def take_hint(self: Pressure) -> Any:
-        scarce = world.rank == 1 and len(begun) == 2
-        return OutOfMemory(where="training", message="scarce") if scarce else None
-
-    with steps_watched() as (begun, patch):
-        patch.setattr(Group, "_all", counted)
-        patch.setattr(Pressure, "take_hint", take_hint)
-        return trained(world, manifest, options), [talked[1], talked[2]]
-
-
-def test_a_sign_on_one_rank_changes_the_plan_of_all_and_costs_no_exchange(base, alone, tmp_path):
-    manifest = write_expert(tmp_path, base, {**CONFIG, "save_steps": 4})
-    made = fine(ranks(2, with_sign, manifest, {}))
-    folder = made[0][0]
-    assert [talked for _, talked in made] == [[2, 2], [2, 2]]  # tokens of a step, and gradients
-    (fell,) = events_of(folder, "fell_back")
-    assert (fell["failure"], fell["step"]) == ("OutOfMemory", 3)
+    options: dict[str, str] = {}
+    for fewer in (2, 1):
+        _, second = ranks(2, with_full_evaluation, manifest, options, -1)
+        assert f"(--resume continues with batch.eval_batch: {fewer})" in second.raised
+        options = {"resume": str(next((tmp_path / "runs").iterdir()))}
+    folder = fine(ranks(2, with_full_evaluation, manifest, options, -1))[0]
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 
@@ -340,12 +274,12 @@ def test_ranks_that_found_different_rows_are_refused_before_the_first_step(base,
 
 def full_disk(loss, batch):
     """From here on nothing can be saved."""
-    from expert.training import checkpoint
+    from expert.run.session import checkpoints
 
     def refuse(folder: Path, needed: int, count: int = 1) -> None:
         raise DiskFull(f"{folder}: no room")
 
-    checkpoint.check_space = refuse
+    checkpoints.check_space = refuse
     return loss
 
 

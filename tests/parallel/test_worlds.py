@@ -94,17 +94,17 @@ def test_one_process_trains_with_its_weights_in_the_memory_of_the_host(base, tmp
 def kept_of(world: World, manifest: Path) -> dict[str, int]:
     """Bytes of each group that a rank holds while checkpoint and final weights are written."""
     from expert.run.build import Built
-    from expert.run.session.checkpoints import Checkpoints
+    from expert.run.session import checkpoints
 
     kept: dict[str, int] = {}
-    save, whole = Checkpoints.save, Built.whole
+    bytes_needed, whole = checkpoints.bytes_needed, Built.whole
 
     def size(tensors: Any) -> int:
         return sum(tensor.nbytes for tensor in tensors)
 
-    def saving_checkpoint(self: Any, state: Any, groups: Any, *given: Any, **options: Any) -> None:
+    def saving_checkpoint(groups: Any) -> int:
         kept.update({group: size(named.values()) for group, named in groups.items()})
-        save(self, state, groups, *given, **options)
+        return bytes_needed(groups)
 
     def saving_final(self: Any) -> Any:
         loaded = whole(self)
@@ -112,7 +112,7 @@ def kept_of(world: World, manifest: Path) -> dict[str, int]:
         return loaded
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoints, "save", saving_checkpoint)
+        patch.setattr(checkpoints, "bytes_needed", saving_checkpoint)
         patch.setattr(Built, "whole", saving_final)
         trained(world, manifest, {})
     return kept

@@ -16,7 +16,6 @@ from expert.training import loop
 from expert.training.step import seed_step
 from tests.jobs.runs import base_model, events_of, losses_of, run, write_expert
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders in use stay")
 CONFIG = {"device": "cpu", "max_steps": 6, "save_steps": 4, "evaluation_strategy": "no"}
 HANGS = """
 import sys, time

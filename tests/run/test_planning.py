@@ -83,15 +83,6 @@ def test_max_samples_is_planned_and_prepared_alike(tmp_path):
     assert plan.length.tokens_per_epoch == made.train.index.statistics().tokens
 
 
-def test_rows_of_csv_over_several_lines_are_counted_by_reading_them(tmp_path):
-    path = _expert(tmp_path, 1)
-    cells = '"Add\n2 and 3?",5\n' * 400
-    (tmp_path / "rows.csv").write_text(f"instruction,response\n{cells}", encoding="utf-8")
-    plan = expert.plan(path, overrides=("training.dataset.path=rows.csv",))
-    assert _reason(plan, "length.tokens_per_epoch") == "counted on a sample of 300 rows"
-    assert plan.length.rows == 360
-
-
 def test_a_plan_writes_nothing_but_the_hash_of_the_data(tmp_path):
     path = _expert(tmp_path, 50)
     expert.plan(path)
@@ -153,13 +144,6 @@ def test_a_plan_warns_of_bad_rows_and_of_what_preparing_would_warn_of(tmp_path, 
     )
     tolerant = expert.plan(path, overrides=(*how, "max_bad_rows=2"))
     assert "rows cannot be used" not in "\n".join(tolerant.warnings)
-
-
-def test_a_plan_of_rows_that_are_all_bad_says_so(tmp_path):
-    path = _expert(tmp_path, 5)
-    bad = [json.dumps({"instruction": "a", "response": None}), '{"instruction": "b"}'] * 2
-    (tmp_path / "rows.jsonl").write_text("\n".join(bad), encoding="utf-8")
-    assert "4 of the first 4 rows cannot be used" in "\n".join(expert.plan(path).warnings)
 
 
 def test_the_only_row_is_trained_on_and_draws_no_warning(tmp_path):

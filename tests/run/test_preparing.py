@@ -20,8 +20,7 @@ from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
 from expert.jobs.pretokenize import manifests_below
-from expert.manifest.reader import read_manifest
-from expert.run.open import open_run, prepare
+from expert.run.open import prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 
 ROWS = [
@@ -85,26 +84,6 @@ def test_an_update_of_short_rows_has_the_rows_that_the_manifest_says(tmp_path):
     assert made.length.total_steps == pytest.approx(index.examples / 4, rel=0.1)
 
 
-def test_another_batch_size_packs_anew_and_the_same_one_does_not(tmp_path):
-    first = prepare(an_expert(tmp_path, batch_size=4, max_seq_length=512))
-    again = prepare(an_expert(tmp_path, batch_size=4, max_seq_length=512))
-    other = prepare(an_expert(tmp_path, batch_size=6, max_seq_length=512))
-    assert (first.train.index_hit, again.train.index_hit, other.train.index_hit) == (
-        *(False, True, False),
-    )
-    assert not any(folder.hit for folder in first.train.folders)
-    assert all(folder.hit for folder in (*again.train.folders, *other.train.folders))
-
-
-@pytest.mark.parametrize("packing", [True, False])
-def test_no_batch_has_room_for_more_sequences_than_an_update_has(tmp_path, packing):
-    config = {"batch_size": 12, "max_seq_length": 128, "packing": packing, "micro_batch_size": 99}
-    read = read_manifest(an_expert(tmp_path, model="tiny", **config))
-    made = open_run(read).plan
-    assert made.batch.micro_batch == made.batch.sequences_per_update
-    assert made.batch.accumulation == 1
-
-
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_split_of_which_no_row_is_left_is_refused(tmp_path, packing):
     dataset = {"path": "train.jsonl", "validation_path": "validation.jsonl"}
@@ -160,17 +139,6 @@ def test_what_is_tokenised_again_is_told_with_the_reason(tmp_path):
         for count in (30, 40, 40)
     ]
     assert told == [*["max_samples changed"] * 2, "made from the same data and settings"]
-
-
-def test_checks_of_the_manifest_leave_rows_out(tmp_path):
-    dataset = {"path": "train.jsonl", "validation": {"deduplicate": True, "min_length": 20}}
-    file = an_expert(tmp_path, dataset=dataset)
-    (tmp_path / "train.jsonl").write_text(lines(ROWS + ROWS[99:]), encoding="utf-8")
-    statistics = prepare(file).train.folders[0].statistics
-    assert statistics.dropped == {
-        "answer shorter than 20 characters": 9,
-        "occurred before": 21,
-    }
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -255,7 +223,6 @@ def test_the_end_of_a_single_long_text_is_held_out(tmp_path, letters, held_out):
         assert words[-8:] not in train
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 def test_three_processes_that_prepare_at_once_do_everything_once(tmp_path, monkeypatch):
     manifest = an_expert(tmp_path, validation_split=0.1)
     log = tmp_path / "log"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from tests.run.test_training_signals import (  # noqa: F401 - fixtures
     whole,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
 CALLS = {"step": 12, "evaluation": 4, "saving": 6}
 """How often a phase begins in an undisturbed run, where that is more than once."""
 

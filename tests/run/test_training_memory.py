@@ -12,9 +12,7 @@ from expert.model.attention import AttentionUnavailable
 from expert.model.load import LoadedModel
 from expert.parallel.single_device import SingleDevice
 from expert.run.session.failures import RunFailed
-from expert.telemetry.delayed import DelayedValues
 from expert.training import optim
-from expert.training import recorder as recorder_module
 from expert.training.learner import OptimizerLearner
 from expert.training.optim import OptimizerUnavailable
 from tests.jobs.runs import (
@@ -296,30 +294,6 @@ def test_a_run_continues_uncompiled_if_compiling_fails(base, whole, tmp_path, mo
     assert fallbacks(done.folder) == [{"kernels.compile": False}]
     assert "this backend makes nothing" in events_of(done.folder, "fell_back")[0]["reason"]
     assert losses_of(done.folder) == losses_of(whole[1])
-
-
-@pytest.mark.parametrize("lag", [0, 1])
-def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeypatch, lag):
-    """The numbers of a card come a step late, and none is lost when the model is built again.
-
-    The compiler is left out; what counts its graphs says that each step made five more.
-    """
-    from expert.model import blocks
-    from expert.run import build as building
-
-    graphs = iter(range(0, 10_000, 5))
-    monkeypatch.setattr(recorder_module, "DelayedValues", lambda d: DelayedValues(d, lag=lag))
-    monkeypatch.setattr(building, "compile_blocks", lambda *_: None, raising=False)
-    monkeypatch.setattr(blocks, "compile_blocks", lambda *_: None)
-    monkeypatch.setattr(blocks, "compiled_graphs", lambda: next(graphs))
-    settings = SETTINGS | {"torch_compile": True, "epochs": 3, "evaluation_strategy": "no"}
-    settings |= {"save_steps": 100}  # a save would wait for all numbers
-    done = run(write_expert(tmp_path, base, settings))
-    assert fallbacks(done.folder) == [{"kernels.compile": False}]
-    told = events_of(done.folder, "fell_back")[0]
-    assert told["failure"] == "RecompileStorm"
-    assert told["step"] == 14  # ten steps of warm-up, then more than sixteen graphs
-    assert [event["step"] for event in events_of(done.folder, "step")] == list(range(1, 19))
 
 
 def test_an_error_that_no_plan_fixes_is_raised_as_it_is(base, tmp_path, monkeypatch):

@@ -16,7 +16,8 @@ import pytest
 from expert.core.publish import damage
 from expert.core.rundir import RunInUse
 from expert.model.load import LoadedModel
-from expert.training import checkpoint, loop
+from expert.run.session import checkpoints
+from expert.training import loop
 from tests.faults.counting import case, scaled
 from tests.jobs.runs import (
     events_of,
@@ -119,21 +120,6 @@ def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(whole, tmp_pat
     assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
 
 
-@pytest.mark.fault(1)
-def test_a_run_killed_after_its_first_epoch_has_the_checkpoint_of_that_epoch(whole, tmp_path):
-    manifest = own(whole, tmp_path)
-    settings = ("training.config.save_strategy=epoch", "training.config.evaluation_strategy=epoch")
-    process = begun(manifest=str(manifest), hold_at=8, overrides=settings)
-    wait_for_file(manifest, HELD)
-    os.kill(process.pid, signal.SIGKILL)
-    assert ended(process) == -signal.SIGKILL
-    folder = run_folder(manifest)
-    assert saved_steps(folder) == [6]
-    assert damage(folder / "checkpoints" / "step-000006") == ""
-    assert [event["step"] for event in events_of(folder, "eval")] == [6]
-    assert [event["epoch"] for event in events_of(folder, "epoch")] == [1]
-
-
 def interrupted_in(monkeypatch, owner, name: str, call: int, number: int) -> None:
     """A signal comes in the middle of the `call`-th call, counted from 1."""
     original, calls = getattr(owner, name), []
@@ -153,7 +139,7 @@ def interrupted_in(monkeypatch, owner, name: str, call: int, number: int) -> Non
     [
         # The first evaluation only shows that it fits; the second is due after four steps.
         pytest.param(LoadedModel, "evaluate", 2, 4, signal.SIGTERM, id="in an evaluation"),
-        pytest.param(checkpoint, "save_checkpoint", 2, 4, signal.SIGINT, id="in a save"),
+        pytest.param(checkpoints, "save_checkpoint", 2, 4, signal.SIGINT, id="in a save"),
         pytest.param(loop, "seed_step", 12, 12, signal.SIGTERM, id="in the last step"),
     ],
 )

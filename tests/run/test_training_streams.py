@@ -9,7 +9,6 @@ import pytest
 
 from expert.core.errors import ManifestError
 from expert.data.records import DataError
-from expert.training.pressure import DataWait
 from tests.jobs.runs import (
     ROWS,
     copied,
@@ -93,62 +92,6 @@ def test_a_stream_is_resumed_where_it_stopped(streamed, tmp_path):
         done = run(manifest, resume=str(copy / "checkpoints" / f"step-{step:06d}"))
         assert losses_of(copy) == {n: loss for n, loss in losses_of(folder).items() if n > step}
         assert weights_of(done.folder) == weights_of(folder)
-
-
-def waiting(monkeypatch, shares) -> None:
-    """The device seems to wait for these shares of its windows, each of four steps."""
-    add = DataWait.add
-    told = iter([share for share in shares for _ in range(4)])
-
-    def added(self, wall, waited):
-        if self._settling:
-            return add(self, wall, waited)
-        return add(self, 15.0, 15.0 * next(told, 0.0))
-
-    monkeypatch.setattr(DataWait, "add", added)
-
-
-def test_a_device_that_waits_for_data_gets_more_workers_then_fewer(base, tmp_path, monkeypatch):
-    """A share that grew with more workers means that they are in each other's way."""
-    waiting(monkeypatch, [0.1, 0.5, 0.7, 0.9])
-    settings = {"packing": False, "epochs": 5, "save_steps": 100, "dataloader_num_workers": 1}
-    settings |= {"micro_batch_size": 8}
-    manifest = write_expert(tmp_path, base, SETTINGS | settings)
-    plain = write_expert(tmp_path / "plain", base, SETTINGS | settings)
-    done = run(manifest)
-    told = [
-        (event["failure"], event["step"], event["changes"][0]["value"])
-        for event in events_of(done.folder, "fell_back")
-    ]
-    # Three steps settle, then windows of four: quiet, too much, and after three more worse.
-    assert told == [("DataBound", 11, 2), ("DataBound", 18, 1)]
-    assert "50% of the time" in events_of(done.folder, "fell_back")[0]["reason"]
-    assert plan_of(done.folder)["loader"]["workers"] == 1
-    monkeypatch.undo()
-    assert losses_of(done.folder) == losses_of(run(plain).folder)  # only the feed was made again
-
-
-def test_a_thread_that_feeds_too_slowly_is_reported_once(base, tmp_path, monkeypatch):
-    waiting(monkeypatch, [0.5, 0.6])
-    done = run(
-        write_expert(
-            tmp_path, base, SETTINGS | {"epochs": 4, "save_steps": 24, "micro_batch_size": 4}
-        )
-    )
-    assert events_of(done.folder, "fell_back") == []
-    told = [event["text"] for event in events_of(done.folder, "warning")]
-    assert (
-        told.count("50% of the time is spent waiting for data; no loader setting would help") == 1
-    )
-    assert list(losses_of(done.folder)) == list(range(1, 25))
-
-
-def test_a_stream_whose_workers_change_reads_the_same_rows(streamed, base, tmp_path, monkeypatch):
-    waiting(monkeypatch, [0.5])
-    manifest = write_stream(tmp_path, base, {})
-    done = run(manifest)
-    assert [e["changes"][0]["value"] for e in events_of(done.folder, "fell_back")] == [1]
-    assert losses_of(done.folder) == losses_of(streamed[1])
 
 
 def test_a_column_that_comes_after_the_first_window_of_a_stream_makes_bad_rows(

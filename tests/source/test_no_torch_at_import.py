@@ -9,7 +9,7 @@ import sys
 import expert
 
 HEAVY = ("torch", "transformers", "numpy")
-LIGHT = ("core", "manifest", "planning", "insight", "judging", "run", "jobs", "cli")
+LIGHT = ("core", "manifest", "planning", "insight", "judging", "jobs", "cli")
 
 
 def light_modules() -> list[str]:

@@ -264,4 +264,4 @@ def test_curves_are_not_written_through_a_link_that_appears_while_a_run_lasts(de
         threading.Event().wait(0.01)
     folder.symlink_to(elsewhere)
     assert len(desk.shown({"event": "rolled_back", "step": 5, "to_step": 3})) == 1
-    assert f"{folder}: is a link to {elsewhere}" in desk.said[0]
+    assert f"{folder}: is a link" in desk.said[0]

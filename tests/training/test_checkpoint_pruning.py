@@ -12,24 +12,10 @@ from expert.training.checkpoint import prune, put_aside_after, save_checkpoint
 from tests.training.checkpoints import (
     check_pruning,
     groups_of,
-    names,
     newest_after,
     pruning_cases,
     saved,
 )
-
-
-def test_unscheduled_checkpoints_do_not_count_and_go_once_there_is_a_newer_one(tmp_path: Path):
-    for step in range(1, 9):
-        saved(tmp_path, step)
-
-    def is_unscheduled(path: Path) -> bool:
-        return int(path.name[-1]) % 3 != 0
-
-    prune(tmp_path, 2, {5}, is_unscheduled=is_unscheduled)
-    assert names(tmp_path) == [f"step-00000{step}" for step in (3, 5, 6, 8)]
-    prune(tmp_path, None, {5}, is_unscheduled=is_unscheduled)
-    assert names(tmp_path) == [f"step-00000{step}" for step in (3, 5, 6, 8)]
 
 
 def test_one_that_was_just_verified_is_not_read_again(

@@ -12,9 +12,7 @@ from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
 from expert.training.evaluation import EvalResult
 from expert.training.loop import LoopPlan, train
-from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
-from expert.training.recorder import Recorder
-from expert.training.recovery import RecompileStorm
+from expert.training.recorder import RecompileCounter, Recorder
 from expert.training.schedule import Schedule
 from expert.training.spikes import SkippedSteps, SpikeWatch, Stability
 from expert.training.state import TrainState
@@ -51,7 +49,6 @@ class Run:
         self.model, _, self.engine = toy_engine()
         self.signal = None
         self.losses = iter(())
-        self.graphs = 0
 
     def feed(self, state):
         for done in range(state.done, self.epochs * self.updates_per_epoch):
@@ -91,18 +88,14 @@ class Run:
             timeline=Timeline(CPU),
             spikes=SpikeWatch(),
             log_every=self.log_every,
-            pressure=Pressure(
-                data=DataWait(workers=0, cores=1),
-                spilling=AllocatorRetries(),
-                recompiling=RecompileCounter(lambda: self.graphs, most=0),
-            ),
+            recompiling=RecompileCounter(lambda: 0),
         )
         follow = {"greater_is_better": False, **best}
         self.emit, self.recorder, self.state = emit, recorder, state
         self.best = BestSoFar("eval_loss", state=state.best, **follow)
         return train(self.engine, OBJECTIVE, self.feed(state), state, self.plan, self)
 
-    def save(self, state, *, due):
+    def save(self, state):
         self.saved.append(state)
 
     def reached(self, state):
@@ -116,9 +109,6 @@ class Run:
 
     def rows_in(self, bins):
         return []
-
-    def shared_hint(self, hint):
-        return hint
 
     def events(self, name):
         return [fact for fact in self.told if fact["event"] == name]
@@ -211,21 +201,6 @@ def test_an_evaluation_that_was_given_up_comes_first_on_resuming(in_evaluation):
     once = Run(plan=plan)
     once.go(replace(stopped, evaluated=4))
     assert once.evaluated == [8, 10]
-
-
-def test_a_plan_hint_ends_the_loop_after_what_was_due():
-    run = Run(plan=replace(PLAN, total_steps=20, save_every=12), epochs=4)
-    saved = run.saved.append
-
-    def compiled(state):
-        run.graphs = 3
-        saved(state)
-
-    run.saved = SimpleNamespace(append=compiled)
-    state, ending = run.go()
-    assert ending.hint == RecompileStorm(count=3)
-    assert state.done == 12
-    assert not ending.finished
 
 
 def test_at_the_end_of_a_streams_epoch_late_numbers_are_read_first(monkeypatch):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ from expert.training.checkpoint import prune
 from tests.faults.counting import case
 from tests.training.checkpoints import assert_is, newest_after, saved
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="synced as Linux does it")
 CALLS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 """Of `os`: between two of them, nothing more becomes durable."""
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -11,18 +10,12 @@ from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
-from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
-from expert.training.recorder import SCALE_HALVINGS, Recorder
+from expert.training.recorder import SCALE_HALVINGS, RecompileCounter, Recorder
 from expert.training.recovery import NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
 from tests.telemetry.clocks import HandClock
 from tests.training.toys import CPU
-
-
-def undisturbed(data):
-    """Detectors that see nothing but waits for data and retries of the allocator."""
-    return Pressure(data=data, spilling=AllocatorRetries(), recompiling=RecompileCounter(lambda: 0))
 
 
 def made(told, **changes):
@@ -33,21 +26,17 @@ def made(told, **changes):
         meter=Meter(clock),
         timeline=Timeline(CPU, clock=clock),
         spikes=SpikeWatch(),
-        **{"log_every": 1, "pressure": undisturbed(DataWait(workers=1, cores=4)), **changes},
+        **{"log_every": 1, "recompiling": RecompileCounter(lambda: 0), **changes},
     )
     return recorder, clock
 
 
-def take(
-    recorder, clock, step, loss=2.0, *, applied=True, waited=0.25, norm=1.0, seconds=1.0, card=None
-):
-    """A step of one second, or others, and ten targets."""
+def take(recorder, clock, step, loss=2.0, *, applied=True, norm=1.0):
+    """A step of one second and ten targets."""
     recorder.begin(step)
     with recorder.waiting():
-        clock.now += waited
-    clock.now += seconds - waited
-    if card is not None:
-        card.launch()
+        clock.now += 0.25
+    clock.now += 0.75
     fed = SimpleNamespace(
         step=SimpleNamespace(done=step, bins=(step, step + 100)), made_seconds=0.125, copied=None
     )
@@ -106,60 +95,6 @@ def test_lines_of_a_card_that_reports_late_cover_their_own_steps_to_the_last(mon
     assert [line["time_feed"] for line in told] == [0.125] * 3
 
 
-class Card:
-    """A device with a queue: each step takes it 0.1 s, whenever the host has launched it."""
-
-    def __init__(self, clock: HandClock) -> None:
-        self.clock, self.free = clock, clock.now
-
-    def launch(self) -> None:
-        self.free = max(self.free, self.clock.now) + 0.1
-
-    def new_event(self) -> CardEvent:
-        return CardEvent(self)
-
-
-class CardEvent:
-    def __init__(self, card: Card) -> None:
-        self.card, self.at = card, 0.0
-
-    def record(self, stream: object = None) -> None:
-        self.at = max(self.card.free, self.card.clock.now)
-
-    def query(self) -> bool:
-        return self.at <= self.card.clock.now
-
-    def synchronize(self) -> None:
-        self.card.clock.now = max(self.card.clock.now, self.at)
-
-    def elapsed_time(self, end: CardEvent, /) -> float:
-        return 1000 * (end.at - self.at)
-
-
-@pytest.mark.parametrize("log_every", [1, 2, 5])
-def test_rates_are_the_cards_where_the_host_launches_far_ahead_of_it(log_every, monkeypatch):
-    """As replayed graphs are: the host's part of a step is 2 ms after a capture that took long."""
-    told: list[dict[str, Any]] = []
-    recorder, clock = made(told, log_every=log_every)
-    card = Card(clock)
-    recorder._timeline = Timeline(CPU, clock=clock, new_event=card.new_event)
-    late = DelayedValues(CPU, lag=1)
-    pending = late.add
-
-    def add(key: int, numbers: list[torch.Tensor]) -> None:
-        pending(key, numbers)
-        (key, numbers_there, _), event = late._pending.pop(), card.new_event()
-        event.record()
-        late._pending.append((key, numbers_there, event))
-
-    monkeypatch.setattr(late, "add", add)
-    recorder._late = late
-    for step in range(15):
-        take(recorder, clock, step, seconds=1.0 if step < 4 else 0.002, waited=0.0, card=card)
-    rates = [line["tokens_per_second"] for line in told if line["step"] > 5]
-    assert rates == pytest.approx([200.0] * len(rates))
-
-
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 2.0])
 def test_a_step_that_was_not_applied_is_trouble_with_its_sequences(loss):
     told = []
@@ -195,20 +130,6 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_mean_and_shown_as_it_was()
     take(recorder, clock, 1, math.nan, applied=False)
     assert [(line["step"], str(line["loss"])) for line in told] == [(2, "nan")]
     assert recorder.meter.run_line()["loss"] == 2.0
-
-
-def test_numbers_that_arrive_late_are_read_a_step_later_and_all_at_the_end():
-    """As on a card; on a CPU there is nothing to wait for."""
-    told = []
-    recorder, clock = made(told)
-    recorder._late.lag = 1
-    take(recorder, clock, 0)
-    assert told == []
-    take(recorder, clock, 1, applied=False)
-    assert [line["step"] for line in told] == [1]
-    (trouble,) = recorder.wait_for_numbers()
-    assert trouble.what.step == 1
-    assert recorder.wait_for_numbers() == []
 
 
 def test_the_first_step_reports_how_long_compiling_took():

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from expert.planning.run_plan import RunPlan
 from expert.training.recovery import (
-    DataBound,
     Failure,
     KernelUnavailable,
     OutOfMemory,
@@ -197,42 +196,6 @@ def test_an_unsupported_precision_falls_back_to_the_next(usual, device, refused,
     assert following == (found and (found.kernels.precision, found.kernels.loss_scaling))
     other = PrecisionUnsupported(precision="fp32" if refused == "fp16" else "fp16", reason="?")
     assert plan_after(before, other) is None  # it is not the plan's
-
-
-# --- data, numbers -------------------------------------------------------------------------------
-
-
-def with_loader(made: RunPlan, workers: int, prefetch: int) -> RunPlan:
-    loader = {"workers": workers, "prefetch": prefetch, "persistent_workers": workers > 0}
-    return changed(made, loader=loader)
-
-
-@each(
-    ("loader", "cores", "thrashing", "following"),
-    [
-        ((0, 8), 6, False, [(1, 16), (2, 32), (4, 64), (6, 64)]),
-        ((12, 4), 4, True, [(6, 2), (3, 1), (1, 1), (0, 1)]),
-    ],
-    ids=["up to the cores", "fewer where they are in each other's way"],
-)
-def test_a_gpu_that_waits_for_data_gets_other_workers_and_prefetching(
-    usual, loader, cores, thrashing, following
-):
-    here = with_loader(usual, *loader)
-    for expected in following:
-        workers = here.loader.workers
-        hint = DataBound(share=0.3, workers=workers, cores=cores, thrashing=thrashing)
-        here = after(here, hint)
-        assert (here.loader.workers, here.loader.prefetch) == expected
-        assert here.loader.persistent_workers is bool(expected[0])
-    value, because, source = decision(here, "loader.workers")
-    assert (value, source) == (following[-1][0], "fallback")
-    assert (
-        thrashing
-        or because == "30% of the time was spent waiting for data, with 4 workers on 6 cores"
-    )
-    hint = DataBound(share=0.3, workers=value, cores=cores, thrashing=thrashing)
-    assert plan_after(here, hint) is None
 
 
 # --- records -------------------------------------------------------------------------------------

@@ -119,7 +119,6 @@ with Signals(acknowledge=lambda again: os.write(1, b"stopping\\n")):
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="without forks nothing is inherited")
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT] * 2 + [signal.SIGTERM]])
 def test_a_worker_ignores_ctrl_c_and_ends_on_sigterm(numbers):
     command = [sys.executable, "-c", FORKS, *(str(int(number)) for number in numbers)]

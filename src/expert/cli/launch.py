@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -24,9 +23,6 @@ Name = Annotated[str | None, typer.Option(help="Name of the job; default: the ex
 To = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="File to write, - to print; default: next to the manifest."),
-]
-Submit = Annotated[
-    bool, typer.Option("--submit", help="Submit it with sbatch, kubectl or sky jobs launch.")
 ]
 Shared = Annotated[
     str | None,
@@ -66,7 +62,7 @@ Bucket = Annotated[
     str | None, typer.Option(help="SkyPilot: bucket, mounted at SHARED, such as s3://mine.")
 ]
 Infra = Annotated[str | None, typer.Option(help="SkyPilot: where, such as aws/us-east-1.")]
-_NOT_JOB_OPTIONS = ("on", "file", "manifest", "to", "submit")
+_NOT_JOB_OPTIONS = ("on", "file", "manifest", "to")
 
 
 def launch(
@@ -77,7 +73,6 @@ def launch(
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of each machine; a rank on each.")] = 1,
     name: Name = None,
     to: To = None,
-    submit: Submit = False,
     shared: Shared = None,
     folder: Folder = None,
     python: Python = None,
@@ -99,7 +94,7 @@ def launch(
     spot: Annotated[bool, typer.Option("--spot", help="SkyPilot: preemptible machines.")] = False,
     overrides: options.Overrides = None,
 ) -> None:
-    """Write the file that starts a run on a cluster, and submit it with --submit.
+    """Write the file that starts a run on a cluster, and print the command that submits it.
 
     The job starts `expert train --resume if-any` on every machine: started again after preemption,
     it resumes from its newest checkpoint.
@@ -114,20 +109,11 @@ def launch(
     read = options.read_requested_manifest(chosen, None, changes)
     asked |= {"setup": tuple(setup or ()), "overrides": changes}
     job = cluster.make_job(read, on.value, **asked)
-    if to == "-" and submit:
-        raise options.UsageError("--to - prints the file: --submit needs one  (leave one out)")
     if to == "-":
         write_line(job.text)
         return
-    if submit:
-        cluster.require_program(job.on)
     console = make_console()
     show_warnings(read, console)
     written = cluster.write_job(job, Path(to) if to else None)
     show(console, f"✓ {written}: {job.ranks} ranks, {gpus} on each of {nodes} machines")
-    command = shlex.join(cluster.submit_command(job, written))
-    if not submit:
-        show(console, f"next: {command}")
-        return
-    show(console, command, "dim")
-    show(console, cluster.submit(job, written))
+    show(console, f"next: {cluster.submit_command(job, written)}")

@@ -20,11 +20,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from expert.core.links import KINDS, open_plain
+from expert.core.links import open_plain
 from expert.core.text import gib
 
 MAX_TEXT_BYTES = 256_000_000
 """Size limit for text that is read whole: a tokenizer, a manifest, a plan."""
+
+
+KINDS = {
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}
 
 
 class NotRegular(OSError):

@@ -47,22 +47,20 @@ def file_integrity(path: Path) -> State:
         return "damaged"
 
 
-def keep_hash(path: Path, sha256: str, *, trust_existing: bool = False) -> None:
-    """Store the hash of the content about to become `path`. `trust_existing`: the present file is
-    trusted even without a hash."""
+def keep_hash(path: Path, sha256: str) -> None:
+    """Store the hash of the content about to become `path`."""
     hashes = [sha256]
-    if file_integrity(path) in ("sound", "unknown" if trust_existing else "sound"):
+    if file_integrity(path) in ("sound", "unknown"):
         hashes.append(sha256_of(path))  # valid until it is replaced
     lines = [f"{value}  {path.name}\n" for value in dict.fromkeys(hashes)]
     write_text_atomically(hash_file(path), "".join(lines))
 
 
-def write_hashed(path: Path, text: str, *, trust_existing: bool = False) -> None:
+def write_hashed(path: Path, text: str) -> None:
     """Write the hash, then replace `path` by `text`; a damaged file there is set aside."""
     if file_integrity(path) == "damaged":
         put_copy_aside(path)
-    sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    keep_hash(path, sha256, trust_existing=trust_existing)
+    keep_hash(path, hashlib.sha256(text.encode("utf-8")).hexdigest())
     write_text_atomically(path, text)
 
 

@@ -10,32 +10,25 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from expert.core.errors import ExpertError
 
-SHOWN = 5
-
 _CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-KINDS = {
-    stat.S_IFIFO: "pipe",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-}
-_REMOVE = "remove it; Expert writes only to plain files inside its own folders"
+_FIX = (
+    "Expert writes only to plain files inside its own folders: remove it; to use another disk, "
+    "name its folder: --output FOLDER, or output_dir and pretokenized_cache in training.config"
+)
 
 
 class LinkRefused(ExpertError):
     """A link, pipe or device inside a folder that Expert manages."""
 
 
-def refuse_links(place: Path, *, below: Path, instead: str = "") -> None:
+def refuse_links(place: Path, *, below: Path) -> None:
     """Raise if a part of `place` below the folder `below` is a link.
 
-    A place elsewhere was named by the user and is accepted. `instead` tells the user how to choose
-    another place deliberately.
+    A place elsewhere was named by the user and is accepted.
     """
     try:
         parts = place.absolute().relative_to(below.absolute()).parts
@@ -46,83 +39,58 @@ def refuse_links(place: Path, *, below: Path, instead: str = "") -> None:
         here, depth = here / part, depth + (-1 if part == ".." else 1)
         if depth < 0:
             return
-        fault = _fault(here)
-        if fault:
-            raise LinkRefused(_message([fault], instead))
+        _refuse(here)
 
 
-def refuse_links_inside(folder: Path, *, instead: str = "") -> None:
+def refuse_links_inside(folder: Path) -> None:
     """Raise if anything in the folder, at any depth, is a link, a pipe or a device."""
-    faults = list(_faults_inside(folder))
-    if faults:
-        raise LinkRefused(_message(faults, instead))
+    folders = [folder]  # no recursion: the nesting may be thousands deep
+    while folders:
+        here = folders.pop()
+        try:
+            paths = [here / name for name in sorted(os.listdir(here))]
+        except OSError:  # gone or unreadable: reported when it is opened
+            continue
+        for path in paths:
+            _refuse(path)
+        folders += [path for path in paths if path.is_dir()]
 
 
 def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
     """Open a plain file of a managed folder without blocking; anything else is refused, and so is
     writing to a file with a second name: it may be one of the user's outside this folder."""
-    fault = _fault(path)
-    if fault:
-        raise LinkRefused(_message([fault]))
+    _refuse(path)  # merely opening some devices has effects
     try:
         descriptor = os.open(path, flags | _CAREFUL, mode)
-    except OSError:
-        fault = _fault(path)  # it became a link in the meantime
-        if fault:
-            raise LinkRefused(_message([fault])) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # it became a link in the meantime
+            raise _refusal(path, "is a link") from None
         raise
     status = os.fstat(descriptor)
-    if stat.S_ISDIR(status.st_mode):
+    try:
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise _refusal(path, "is not a plain file")
+        if flags & (os.O_WRONLY | os.O_RDWR) and status.st_nlink > 1:
+            raise _refusal(path, f"has {status.st_nlink} names (hard links): all would change")
+    except BaseException:
         os.close(descriptor)
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    fault = _fault_of(path, status)
-    if not fault and flags & (os.O_WRONLY | os.O_RDWR) and status.st_nlink > 1:
-        fault = f"{path}: has {status.st_nlink} names (hard links), and all of them would change"
-    if fault:
-        os.close(descriptor)
-        raise LinkRefused(_message([fault]))
+        raise
     return descriptor
 
 
-def _faults_inside(folder: Path) -> Iterator[str]:
-    folders = [folder]  # no recursion: the nesting may be thousands deep
-    while folders:
-        here = folders.pop()
-        try:
-            names = sorted(os.listdir(here))
-        except OSError:  # gone or unreadable: reported when it is opened
-            continue
-        for path in (here / name for name in names):
-            fault = _fault(path)
-            if fault:
-                yield fault
-            elif path.is_dir():
-                folders.append(path)
-
-
-def _fault(path: Path) -> str:
-    """Why a path is refused; "" if it is fine or does not exist."""
+def _refuse(path: Path) -> None:
+    """Raise if the path exists and is neither a file nor a folder."""
     try:
-        return _fault_of(path, path.lstat())
+        mode = path.lstat().st_mode
     except OSError:
-        return ""
+        return
+    if stat.S_ISLNK(mode):
+        raise _refusal(path, "is a link")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise _refusal(path, "is not a plain file")
 
 
-def _fault_of(path: Path, status: os.stat_result) -> str:
-    if stat.S_ISLNK(status.st_mode):
-        return f"{path}: is a link to {_target(path)}"
-    word = KINDS.get(stat.S_IFMT(status.st_mode))
-    return f"{path}: is a {word}" if word else ""
-
-
-def _target(path: Path) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return "a place that cannot be read"
-
-
-def _message(faults: Sequence[str], instead: str = "") -> str:
-    more = [f"… and {len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
-    fix = f"{_REMOVE}; {instead}" if instead else _REMOVE
-    return "\n".join([*faults[:SHOWN], *more]) + f"  ({fix})"
+def _refusal(path: Path, what: str) -> LinkRefused:
+    return LinkRefused(f"{path}: {what}  ({_FIX})")

@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,13 +19,11 @@ from expert.core.events import check_event_file_size, plain
 from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
 from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
-from expert.core.publish import damage, fingerprint, is_alive
+from expert.core.publish import fingerprint, is_alive
 from expert.core.resources import disk_full_error, disk_full_message
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object
 from expert.core.text import json_text
-
-TURN_WAIT_SECONDS = 0.2
 
 _RUN = re.compile(r"(.+)-(\d{8}-\d{6})(?:-(\d+))?")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
@@ -100,13 +98,7 @@ class RunFolder:
                     sync_folder(parent)
                     return cls(path)
         except OSError as error:
-            said = disk_full_message(error)
-            if said:
-                raise disk_full_error(parent, said) from error
-            raise RunFolderError(
-                f"{parent}: cannot create a run folder here: {error.strerror}  (fix that, or set "
-                "another folder in training.config.output_dir)"
-            ) from error
+            raise unwritable(parent, error) from error
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -125,10 +117,7 @@ class RunFolder:
     def refuse_unsafe_files(self) -> None:
         """Raise if the folder holds what no run writes, as one from someone else may. Links, pipes
         and devices would redirect writes and deletions; endless events would never be read."""
-        refuse_links_inside(
-            self.path,
-            instead="to keep a run on another disk, use --output FOLDER",
-        )
+        refuse_links_inside(self.path)
         with suppress(OSError):  # reported when they are read
             check_event_file_size(self.events)
 
@@ -154,7 +143,7 @@ class RunFolder:
         """Write a file of the folder atomically; secrets become "***"."""
         assert Path(name).name == name, f"{name} is not a plain file name"
         text = json_text(plain(data, known_secrets()))
-        write_hashed(self.path / name, text + "\n", trust_existing=True)
+        write_hashed(self.path / name, text + "\n")
         return self.path / name
 
     def refuse_missing(self) -> None:
@@ -168,15 +157,15 @@ class RunFolder:
             raise gone
 
     @contextmanager
-    def locked(self) -> Iterator[Holder | None]:
-        """Keep other trainers out; yields the dead holder whose lock was taken over, if any."""
+    def locked(self) -> Iterator[None]:
+        """Keep other trainers out."""
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path}: there is no such folder  (name a folder of runs)")
         self.refuse_unsafe_files()
         with suppress(OSError):  # missing or not writable: training continues
             os.close(open_plain(self.events, os.O_RDWR))
-        with held(self.lock_file) as previous:
-            yield previous
+        with _held(self.lock_file):
+            yield
 
 
 def checkpoint_name(step: int) -> str:
@@ -209,29 +198,14 @@ def runs_in(parent: Path, expert: str | None = None) -> list[RunFolder]:
     return [RunFolder(parent / name) for _, _, name in sorted(runs, reverse=True)]
 
 
-def renamed_runs(parent: Path) -> list[Path]:
-    """Runs in a folder that were renamed, so that they are found only by their full name."""
-    paths = sorted(parent.iterdir()) if parent.is_dir() else ()
-    others = (path for path in paths if not _RUN.fullmatch(path.name) and not path.is_symlink())
-    runs = (RunFolder(path) for path in others)
-    return [run.path for run in runs if run.was_started and run.events.is_file()]
-
-
 def latest_run(parent: Path, expert: str | None = None) -> RunFolder | None:
     """The newest run in a folder of runs, or None. The user did not name it, so it must not be a
     link."""
     run = next(iter(runs_in(parent, expert)), None)
     if run is not None:
-        refuse_links(run.path, below=parent, instead="or name the folder you mean")
+        refuse_links(run.path, below=parent)
         run.refuse_unsafe_files()
     return run
-
-
-def latest_finished_run(folder: RunFolder) -> RunFolder | None:
-    """The newest finished run of the same expert in the same folder."""
-    match = _RUN.fullmatch(folder.path.absolute().name)
-    runs = runs_in(folder.path.parent, match[1]) if match else []
-    return next((run for run in runs if not damage(run.final, contents=False)), None)
 
 
 def named_manifest(started: Mapping[str, Any]) -> str:
@@ -264,17 +238,16 @@ def relocated_path(recorded: str, *, runs_then: str, runs_now: Path) -> Path:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[Holder | None]:
-    """Hold a lock file, removed on exit; yields the dead holder that left it behind.
-
-    Workers forked in the meantime do not keep the lock.
-    """
+def _held(path: Path) -> Iterator[None]:
+    """Hold a lock file with this process in it, removed on exit. Workers forked in the meantime do
+    not keep the lock."""
     from filelock import FileLock, Timeout  # takes 20 ms to import
 
     lock = FileLock(path, fallback_to_soft=False)
     try:
         os.close(open_plain(path, os.O_RDWR | os.O_CREAT, 0o644))  # refuses a link
         lock.acquire(blocking=False)
+        _write_holder(path)
     except Timeout:
         holder = holder_of(path)
         by = f"{holder.name} since {holder.since}" if holder else "another"
@@ -283,56 +256,44 @@ def held(path: Path) -> Iterator[Holder | None]:
             f"remove {path})"
         ) from None
     except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        previous = holder_of(path)
-        with _holder_recorded(path):
-            yield previous
-    finally:
         lock.release()
-
-
-@contextmanager
-def _holder_recorded(path: Path) -> Iterator[None]:
-    """Write this process into the lock file it holds; the file is removed on exit."""
-    own = _write(path)
+        raise unwritable(path.parent, error) from error
     try:
         yield
     finally:
         with suppress(OSError):  # still locked: a process that has opened it finds it unlinked
-            if os.path.samestat(own, path.stat()):
-                path.unlink()
+            path.unlink()
+        lock.release()
 
 
 @contextmanager
 def waiting_lock(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock beside a file or folder; while another process has it, wait and report through
-    `waits` who that is and what it is `doing`.
+    `waits` what that one is `doing`.
 
     The lock ends with its process. It only saves duplicate work and is not needed for correctness.
     """
     from filelock import FileLock, Timeout
 
     file = path.with_name(f".{path.name}.lock")
-    lock, reported = FileLock(file, fallback_to_soft=False), None
-    with ExitStack() as ours:
-        ours.callback(lock.release)
+    lock = FileLock(file, fallback_to_soft=False)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.close(open_plain(file, os.O_RDWR | os.O_CREAT, 0o644))
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            os.close(open_plain(file, os.O_RDWR | os.O_CREAT, 0o644))
-            while not lock.is_locked:
-                try:
-                    lock.acquire(blocking=False)
-                except Timeout:
-                    holder = holder_of(file)
-                    if holder is not None and holder != reported and holder.may_live:
-                        reported = holder
-                        waits(f"waiting while another process is {doing}: {holder.name}")
-                    time.sleep(TURN_WAIT_SECONDS)
-            ours.enter_context(_holder_recorded(file))
-        except (OSError, RunFolderError):
-            pass  # a read-only file system: the same work may be done twice
+            lock.acquire(blocking=False)
+        except Timeout:
+            waits(f"waiting while another process is {doing}")
+            lock.acquire()
+    except OSError:
+        pass  # a read-only file system: the same work may be done twice
+    try:
         yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):
+                file.unlink()
+        lock.release()
 
 
 def holder_of(path: Path) -> Holder | None:
@@ -349,27 +310,24 @@ def holder_of(path: Path) -> Holder | None:
         return None
 
 
-def _write(path: Path) -> os.stat_result:
+def _write_holder(path: Path) -> None:
     """Write this process into the lock file as its holder."""
     pid = os.getpid()
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     holder = Holder(pid=pid, host=socket.gethostname(), since=since, process=process_of(pid))
-    try:
-        # Without O_TRUNC the rest of a longer entry would remain and make the file invalid.
-        with open(open_plain(path, os.O_RDWR | os.O_TRUNC), "w", encoding="utf-8") as stream:
-            json.dump(asdict(holder), stream)
-            return os.fstat(stream.fileno())
-    except OSError as error:
-        raise _unwritable(path, error) from error
+    # Without O_TRUNC the rest of a longer entry would remain and make the file invalid.
+    with open(open_plain(path, os.O_RDWR | os.O_TRUNC), "w", encoding="utf-8") as stream:
+        json.dump(asdict(holder), stream)
 
 
-def _unwritable(path: Path, error: OSError) -> ExpertError:
+def unwritable(folder: Path, error: OSError) -> ExpertError:
+    """The error for a folder in which a run cannot be kept."""
     said = disk_full_message(error)
     if said:
-        return disk_full_error(path.parent, said)
+        return disk_full_error(folder, said)
     return RunFolderError(
-        f"{path.parent}: cannot be written: {error.strerror}  (fix that, or copy the run "
-        "folder to a writable place)"
+        f"{folder}: cannot be written: {error.strerror}  (fix that, or set another folder in "
+        "training.config.output_dir)"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from expert.core.files import read_json, write_text_atomically
+from expert.core.files import write_text_atomically
 from expert.core.secrets import redacted
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -44,18 +44,6 @@ class World:
 SINGLE_PROCESS = World()
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What a process recorded about its own failure."""
-
-    message: str
-    time: float
-    of_another: bool = False
-    """Caused by the failure of another process."""
-    exit_code: int | None = None
-    """That the process was about to exit with."""
-
-
 def record_failure(
     message: str,
     *,
@@ -75,17 +63,3 @@ def record_failure(
     failure = {"message": redacted(message), "extraInfo": more}
     with contextlib.suppress(OSError):  # the failure itself matters more
         write_text_atomically(Path(name), json.dumps({"message": failure}))
-
-
-def recorded_failure(file: Path) -> Failure | None:
-    """The failure recorded in a file; None if the process ended without a message."""
-    try:
-        failure = read_json(file)["message"]
-        if isinstance(failure, str):
-            return Failure(failure, file.stat().st_mtime)
-        more = failure["extraInfo"]
-        of_another = more.get("of_another") is True
-        when, code = float(more["timestamp"]), more.get("exit_code")
-        return Failure(str(failure["message"]), when, of_another, code)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -218,12 +218,11 @@ def open_pipeline(
 
 def _cache(plan: RunPlan, read: ReadManifest, *, named: bool, writes: bool) -> Cache:
     folder = Path(plan.data.cache or read.folder / "datasets_optimized")
-    elsewhere = "tokens go to another disk with training.config.pretokenized_cache: FOLDER"
     # The cache in an expert's folder may come from someone else. Next to a named one there may be
     # other people's files, which are not checked.
-    refuse_links(folder, below=read.folder, instead=elsewhere)
+    refuse_links(folder, below=read.folder)
     if not named:
-        refuse_links_inside(folder, instead=elsewhere)
+        refuse_links_inside(folder)
     beside = folder.parent if named else folder
     if named and beside.exists() and not os.access(beside, os.W_OK):
         beside = read.folder / "datasets_optimized" / folder_name(plan.expert)

@@ -141,31 +141,22 @@ def _run(
     callbacks: Callbacks | None = None,
 ) -> RunResult:
     """A run from its first step, or from a checkpoint, to its end; every rank calls this."""
+    from expert.run.session.checkpoints import resume
     from expert.run.session.execute import run_session
-    from expert.run.session.session import Callbacks, Start, open_session
-    from expert.run.session.session import resume as resume_from
+    from expert.run.session.session import open_session
 
     _refuse_different_data(opened, group)
     running = open_session(
+        opened,
         folder=folder,
-        plan=opened.plan,
-        data=opened.data,
-        manifest=opened.read.manifest,
-        sinks=tuple(sinks),
-        start=Start(
-            source=opened.read.source,
-            vram=opened.vram,
-            machine=opened.machine,
-            allow_remote_code=allow_remote_code,
-            began=opened.began,
-        ),
-        callbacks=callbacks or Callbacks(),
-        restream=opened.restream,
+        sinks=sinks,
+        callbacks=callbacks,
+        allow_remote_code=allow_remote_code,
         group=group,
     )
     with running as session:
         if checkpoint is not None:
-            resume_from(session, checkpoint, allow_changed=allow_changed)
+            resume(session, checkpoint, allow_changed=allow_changed)
         result = run_session(session)
         return replace(result, warnings=opened.warnings)
 

@@ -23,8 +23,8 @@ from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.world import SINGLE_PROCESS, World
 from expert.parallel.hang import HangTimer
 
-HEAD = 3
-"""Numbers in the header of every exchange: status, request, whether something was found."""
+HEAD = 2
+"""Numbers in the header of every exchange: status and request."""
 NUMBERS = 6
 """Maximum number of payload numbers."""
 SUM_SECONDS = 1800.0
@@ -75,8 +75,6 @@ class Group:
         self._wanted: Callable[[], bool] = lambda: False
         self._save = False
         self._waits = 0
-        self._found: Any = None
-        self._any_found = False
         self._ends_hangs = ends_hangs
         self._timer: HangTimer | None = None
         # A separate group, so that these messages never mix with a sum in progress.
@@ -195,18 +193,6 @@ class Group:
         self.barrier()
         return self._gathered(mine)
 
-    def first_not_none(self, mine: Any) -> Any:
-        """The value of the lowest rank that has one (not None); all ranks call this together. Ranks
-        learn in the next exchange, of any kind, that there is a value, so the call after that
-        returns it."""
-        if not self.is_distributed:
-            return mine
-        self._found = mine if self._found is None else self._found
-        if not self._any_found:
-            return None
-        value, self._found = self._found, None
-        return next(gathered for gathered in self.gather(value) if gathered is not None)
-
     def exit_barrier(self) -> None:
         """Wait until rank 0 has finished writing: the launcher ends all ranks when one has
         ended."""
@@ -234,11 +220,10 @@ class Group:
         return PeerFailed(None, None, why)
 
     def _all(self, status: int, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """A raw exchange: status, request, whether something was found, and numbers of every
-        rank."""
+        """A raw exchange: status, request and numbers of every rank."""
         assert len(numbers) <= NUMBERS
         asked = self._requested() or (SAVE if self._wanted() else 0)
-        message = [status, asked, int(self._found is not None), *numbers]
+        message = [status, asked, *numbers]
         message += [0] * (NUMBERS - len(numbers))
         sent = torch.tensor(message, dtype=torch.int64)
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
@@ -248,10 +233,6 @@ class Group:
         asked = max(fields[1] for fields in messages)
         self._signal = asked if asked > SAVE else None
         self._save = self._save or asked == SAVE
-        failed = any(fields[0] == FAILED for fields in messages)
-        if failed:
-            self._found = None  # it concerned a plan that is over
-        self._any_found = not failed and any(fields[2] for fields in messages)
         return messages
 
     def _first_failure(self, mine: tuple[int, Any, str] | None) -> tuple[int, Any, str]:

@@ -69,19 +69,6 @@ def world_from_environment(env: Mapping[str, str] = os.environ) -> World:
     raise WorldError("the variables of torchrun do not describe a world", problems)
 
 
-def launch_folder() -> Path | None:
-    return Path(path) if (path := os.environ.get(LAUNCH_FOLDER)) else None
-
-
-def last_failure() -> Path | None:
-    """The file in which the ranks of the start before recorded why they ended, if any."""
-    try:
-        folder = launch_folder()
-        return Path((folder / RUN_FILE).read_text()) / FAILURE_FILE if folder else None
-    except OSError:
-        return None
-
-
 # --- what ranks must share -----------------------------------------------------------------------
 
 
@@ -153,10 +140,9 @@ def rank_log(run: Path, rank: int) -> Path:
 def redirect_output(run: Path, world: World) -> None:
     """Redirect this rank's output into the run folder; rank 0 keeps its terminal, and passes the
     run folder on to the launcher."""
-    folder = launch_folder()
     if world.is_first:
-        if folder is not None:
-            write_text_atomically(folder / RUN_FILE, str(run.absolute()))
+        if folder := os.environ.get(LAUNCH_FOLDER):
+            write_text_atomically(Path(folder, RUN_FILE), str(run.absolute()))
         return
     log = rank_log(run, world.rank)
     log.parent.mkdir(exist_ok=True)

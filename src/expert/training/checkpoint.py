@@ -11,7 +11,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,12 +139,10 @@ def prune(
     protect: Collection[int],
     *,
     verified: Path | None = None,
-    is_unscheduled: Callable[[Path], bool] = lambda path: False,
 ) -> list[Path]:
     """Delete all but the newest `keep` (None: all) and the protected steps; returns the deleted.
 
-    Checkpoints saved when none was due (`is_unscheduled`) do not count towards `keep` and are
-    deleted once there is a newer one. Nothing is deleted unless the newest verifies; `verified`:
+    Nothing is deleted unless the newest verifies; `verified`:
     one just returned by save_checkpoint, which need not be read again. Incomplete ones neither
     count nor are deleted.
     """
@@ -154,9 +152,8 @@ def prune(
         for step, path in reversed(checkpoints_in(folder))
         if not (damage(path, contents=False) or _foreign(path, step))
     ]
-    due = [path for _, path in whole if not is_unscheduled(path)]
-    kept = {*(due if keep is None else due[:keep]), *(path for _, path in whole[:1])}
-    going = [path for step, path in whole if path not in kept and step not in protect]
+    older = [] if keep is None else whole[keep:]
+    going = [path for step, path in older if step not in protect]
     if not going or (whole[0][1] != verified and damage(whole[0][1])):
         return []
     for path in reversed(going):

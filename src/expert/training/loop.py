@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from expert.parallel.engine import Engine
 from expert.training.evaluation import EvalResult
 from expert.training.objectives.objective import Objective
-from expert.training.pressure import PlanHint
 from expert.training.recorder import Emit, Recorder, Trouble, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.schedule import Schedule, learning_rate
@@ -90,8 +89,8 @@ class TrainingRun(Protocol):
     def evaluate(self) -> EvalResult | None:
         """Evaluate the validation rows; None if a signal interrupted it."""
 
-    def save(self, state: TrainState, *, due: bool) -> None:
-        """Write a checkpoint; `due`: by the manifest."""
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint."""
 
     def reached(self, state: TrainState) -> None:
         """Note every new state, so that it is known if an error is raised."""
@@ -105,13 +104,10 @@ class TrainingRun(Protocol):
     def rows_in(self, bins: tuple[int, ...]) -> list[int | str]:
         """The data rows in these packed sequences, if known."""
 
-    def shared_hint(self, hint: PlanHint | None) -> PlanHint | None:
-        """The hint of any rank, the same on all."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """Why the loop ended: finished, out of patience, a signal, trouble, or a better plan."""
+    """Why the loop ended: finished, out of patience, a signal, or trouble."""
 
     finished: bool = False
     early: bool = False
@@ -119,7 +115,6 @@ class Ending:
     trouble: Trouble | None = None
     verdict: str = ""
     """What the policy says about the trouble: rollback or stop."""
-    hint: PlanHint | None = None
 
 
 def train(
@@ -170,9 +165,6 @@ def train(
                 run.recorder.report_remaining()
             state, ending = evaluate_and_save(state, work, plan, run, asked=asked)
             run.reached(state)
-        if ending is None and not work.last:
-            hint = run.shared_hint(run.recorder.pressure.take_hint())
-            ending = Ending(hint=hint) if hint is not None else None
     if ending is None:
         state, ending = end_of_data(state, plan, run)
     if ending.finished or ending.exit_code is not None:
@@ -206,7 +198,7 @@ def evaluate_and_save(
     if wanted or patience_gone or exit_code is not None:
         state = replace(state, **run.recorder.state())
         with run.recorder.meter.paused():
-            run.save(state, due=work.save)
+            run.save(state)
         exit_code = run.stop_requested()  # also one that came while saving
     if exit_code is not None:
         return state, Ending(exit_code=exit_code)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,13 +14,14 @@ from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.syncs import SyncDetector
 from expert.telemetry.timeline import Timeline
-from expert.training.pressure import Pressure
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
 
 # 16 halvings take a scale of 65,536 down to 1; float16 that overflows more often is broken.
 SCALE_HALVINGS = 20
+COMPILING_STEPS = 10
+"""First steps, whose shapes are new."""
 
 
 MoreFields = Callable[[int], dict[str, Any]]
@@ -53,6 +54,34 @@ class Trouble:
     skips: int = 0
 
 
+class RecompileCounter:
+    """Counts graphs compiled in steps after every shape should have been seen."""
+
+    def __init__(self, graphs: Callable[[], int]) -> None:
+        self._graphs = graphs
+        self.restart()
+
+    def restart(self) -> None:
+        """Reset when the model was built again: it may compile."""
+        self._warming, self._known = COMPILING_STEPS, 0
+
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Ignore graphs compiled meanwhile, for another reason than a step: an evaluation."""
+        before = self._graphs()
+        yield
+        self._known += self._graphs() - before
+
+    def after_step(self) -> None:
+        if self._warming:
+            self._warming -= 1
+            self._known = self._graphs()
+
+    @property
+    def since_warm_up(self) -> int:
+        return 0 if self._warming else self._graphs() - self._known
+
+
 class Recorder:
     """Follows the steps of a run. Numbers from the device arrive one step late."""
 
@@ -64,7 +93,7 @@ class Recorder:
         meter: Meter,
         timeline: Timeline,
         spikes: SpikeWatch,
-        pressure: Pressure,
+        recompiling: RecompileCounter,
         log_every: int,
         flops_per_token: float | None = None,
         loss_scaling: bool = False,
@@ -76,7 +105,7 @@ class Recorder:
         self.spikes = spikes
         self.skips = skips
         """Consecutive steps that changed nothing, of those whose numbers have arrived."""
-        self.pressure = pressure
+        self._recompiling = recompiling
         self._emit = emit
         self._timeline = timeline
         self._late = DelayedValues(device)
@@ -108,6 +137,7 @@ class Recorder:
         if fed.copied is not None:
             self._timeline.add_copy(*fed.copied)
         self._timeline.end()
+        self._recompiling.after_step()
         step, syncs = fed.step.done, self._syncs.end()
         if syncs is not None:
             self._emit("syncs", step=step + 1, count=len(syncs), places=sorted(set(syncs)))
@@ -162,7 +192,6 @@ class Recorder:
         timeline = self._timeline
         for times in timeline.drain() if everything else timeline.ready(self._late.lag):
             self.meter.add_times(times)
-            self.pressure.add_times(times.wall, times.phases["data_wait"])
             for name, seconds in times.phases.items():
                 self._phases[name] = self._phases.get(name, 0.0) + seconds
             if times.ran_dry is not None:
@@ -216,9 +245,8 @@ class Recorder:
         means = {name: value / weight for name, value in self._metrics.items()}
         self._phases, self._made, self._dry, self._metrics = {}, [], [], {}
         more = self._more(launched.step + 1)
-        self.pressure.add_facts(more)
         if self._compiles:
-            more["recompiles"] = self.pressure.recompiling.since_warm_up
+            more["recompiles"] = self._recompiling.since_warm_up
         self._emit(
             "step",
             step=launched.step + 1,

@@ -15,8 +15,6 @@ ATTENTION_AFTER = {"flex": "flash", "flash4": "flash", "flash": "sdpa", "sdpa": 
 PLAIN_OPTIMIZER = "adamw_torch"
 SWITCHES = ("fused_loss", "compile", "tf32", "cudnn_benchmark", "cuda_graphs")
 """Kernels that can be switched off without changing anything else."""
-# More prefetched batches only take memory: a loader that is too slow on average stays so.
-MOST_PREFETCHED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +31,6 @@ class CompileFailed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecompileStorm:
-    """Blocks were recompiled again and again for new shapes."""
-
-    count: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class KernelUnavailable:
     kernel: str
     """`attention` or its kind, the optimizer's name, `fused_loss`, `compile`, `tf32`, ..."""
@@ -50,17 +41,6 @@ class KernelUnavailable:
 class PrecisionUnsupported:
     precision: Literal["bf16", "fp16", "fp32"]
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataBound:
-    """The device waited for data for this fraction of the time."""
-
-    share: float
-    workers: int
-    cores: int
-    thrashing: bool = False
-    """Workers compete for cores with each other or with the step: fewer would be faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +70,8 @@ class LossSpike:
 Failure = (
     OutOfMemory
     | CompileFailed
-    | RecompileStorm
     | KernelUnavailable
     | PrecisionUnsupported
-    | DataBound
     | WorkersUnavailable
     | NotFinite
     | LossSpike
@@ -126,14 +104,10 @@ def _changes_after(plan: RunPlan, failure: Failure) -> tuple[Changes, str]:
             return _smaller_training(plan, failure)
         case CompileFailed(reason=reason):
             return _without_compile(plan), f"compilation failed: {_first_line(reason)}"
-        case RecompileStorm(count=count):
-            return _without_compile(plan), f"blocks were compiled {count} times: shapes vary"
         case KernelUnavailable():
             return _without_kernel(plan, failure)
         case PrecisionUnsupported():
             return _other_precision(plan, failure)
-        case DataBound():
-            return _other_loader(plan, failure)
         case WorkersUnavailable(reason=reason):
             values = {"loader.workers": 0} if plan.loader.workers else {}
             return values, f"no worker processes can be started: {_first_line(reason)}"
@@ -234,28 +208,6 @@ def _other_precision(plan: RunPlan, failure: PrecisionUnsupported) -> tuple[Chan
             values["kernels.fused_blocks"] = False
         return values, because
     return {"kernels.precision": "fp32", "kernels.loss_scaling": False}, because
-
-
-def _other_loader(plan: RunPlan, failure: DataBound) -> tuple[Changes, str]:
-    """Twice the workers and prefetched batches, up to the cores; half if they compete."""
-    loader = plan.loader
-    share = f"{failure.share:.0%} of the time was spent waiting for data"
-    if failure.thrashing:
-        workers, prefetch = failure.workers // 2, max(1, loader.prefetch // 2)
-        because = f"{share}, with {failure.workers} workers competing for {failure.cores} cores"
-    else:
-        workers = min(failure.cores, max(1, 2 * failure.workers))
-        workers = max(workers, failure.workers)
-        prefetch = max(loader.prefetch, min(MOST_PREFETCHED, 2 * loader.prefetch))
-        because = f"{share}, with {failure.workers} workers on {failure.cores} cores"
-    values: Changes = {}
-    if workers != loader.workers:
-        values["loader.workers"] = workers
-        if bool(workers) != loader.persistent_workers:
-            values["loader.persistent_workers"] = bool(workers)
-    if prefetch != loader.prefetch:
-        values["loader.prefetch"] = prefetch
-    return values, because
 
 
 def _first_line(text: str) -> str:

@@ -57,10 +57,10 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slow_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations that take more than a second, and checkpoints that take most of one."""
-    from expert.training import checkpoint, evaluation
+    from expert.run.session import checkpoints, evaluate
 
-    slowed(monkeypatch, evaluation, "evaluate", 1.4)
-    slowed(monkeypatch, checkpoint, "save_checkpoint", 0.8)
+    slowed(monkeypatch, evaluate, "evaluate", 1.4)
+    slowed(monkeypatch, checkpoints, "save_checkpoint", 0.8)
 
 
 def a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.publish import publishing
 from expert.jobs.launch.cards import Cards, choose_cards
 from expert.jobs.launch.ranks import COMMAND_VARIABLE, given_command, with_resume
 from expert.parallel.launch import WorldError
@@ -74,9 +73,8 @@ def test_a_rank_runs_the_command_that_was_given_and_resumes_what_was_saved(tmp_p
     words = without_options(words, ("--gpus", "--max-restarts"))
     assert words == ["train", "m.json", "--epochs", "2", "--resume"]
     assert with_resume(words, None) == words
-    assert with_resume(words, tmp_path) == words  # nothing is saved there
-    with publishing(tmp_path / "checkpoints" / "step-000004") as folder:
-        (folder / "state.json").write_text("{}")
+    assert with_resume(words, tmp_path) == words  # it never began
+    (tmp_path / "plan.json").write_text("{}")
     resumed = ["train", "m.json", "--epochs", "2", "--resume", str(tmp_path)]
     assert with_resume(words, tmp_path) == resumed
     assert with_resume(["train", "m.json", "--epochs", "2", "--resume", "x"], tmp_path) == resumed

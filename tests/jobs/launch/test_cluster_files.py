@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from expert.core.errors import EXIT_RUN_FAILED, EXIT_USAGE
-from expert.jobs.launch.cluster import LaunchError, job_name, make_job, submit, write_job
+from expert.core.errors import EXIT_USAGE
+from expert.jobs.launch.cluster import LaunchError, job_name, make_job
 from expert.manifest.reader import read_manifest
 from tests.jobs.runs import write_expert
 
@@ -135,18 +135,3 @@ def fake_program(folder: Path, name: str, does: str) -> None:
     file = folder / name
     file.write_text(f"#!/bin/sh\n{does}\n")
     file.chmod(0o755)
-
-
-def test_submitting_returns_the_answer_of_the_scheduler(tmp_path, monkeypatch):
-    made = job(tmp_path / "expert", "kubernetes", **KUBERNETES)
-    file = write_job(made, None)
-    assert file == tmp_path / "expert" / "demo.kubernetes.yaml"
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(LaunchError, match="--submit: kubectl is not installed here"):
-        submit(made, file)
-    fake_program(tmp_path / "bin", "kubectl", 'echo "kubectl $*"')
-    assert submit(made, file) == f"kubectl apply -f {file}"
-    fake_program(tmp_path / "bin", "kubectl", "exit 3")
-    with pytest.raises(LaunchError, match="is written: fix that, then submit it again") as failed:
-        submit(made, file)
-    assert failed.value.exit_code == EXIT_RUN_FAILED

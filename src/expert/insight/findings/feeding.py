@@ -66,9 +66,6 @@ def too_few_workers(found: Evidence) -> Answer:
 
 
 def too_many_workers(found: Evidence) -> Answer:
-    retuned = str((found.fell_back("DataBound") or {}).get("reason", ""))
-    if "in each other's way" in retuned:
-        return retuned
     cores, workers = found.cores, found.workers
     if cores is None or workers <= cores:
         return None

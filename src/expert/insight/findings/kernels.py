@@ -91,15 +91,11 @@ def needless_quantisation(found: Evidence) -> Answer:
 
 
 def recompiling(found: Evidence) -> Answer:
-    storm = found.fell_back("RecompileStorm")
     graphs = found.last("recompiles") or 0.0
     updates = sum(line.updates for line in found.anatomy.lines)
-    often = graphs >= MIN_RECOMPILES and graphs >= RECOMPILES_PER_UPDATE * updates
-    if storm is None and not often:
+    if graphs < MIN_RECOMPILES or graphs < RECOMPILES_PER_UPDATE * updates:
         return None
     what = f"{graphs:.0f} graphs were compiled after the warm-up in {updates} steps"
-    if storm is not None:
-        what = f"{storm.get('reason') or what}; the run continued uncompiled"
     alone = found.planned("data.packing") == "none"
     return Noted(
         f"{what}; {found.setting_words('kernels.compile')}",

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.errors import ExpertError
 from expert.core.files import read_text, write_text_atomically
 from expert.core.text import counted
 
@@ -21,12 +19,12 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
 SchedulerName = Literal["slurm", "kubernetes", "skypilot"]
-SUBMIT: dict[SchedulerName, tuple[tuple[str, ...], str]] = {
-    "slurm": (("sbatch",), "run this on a login node of the cluster"),
-    "kubernetes": (("kubectl", "apply", "-f"), "https://kubernetes.io/docs/tasks/tools"),
-    "skypilot": (("sky", "jobs", "launch", "--yes", "--detach-run"), "pip install skypilot"),
+SUBMIT: dict[SchedulerName, str] = {
+    "slurm": "sbatch",
+    "kubernetes": "kubectl apply -f",
+    "skypilot": "sky jobs launch --yes --detach-run --name {name}",
 }
-"""The command that submits a file, and how to get it."""
+"""The command that submits a file."""
 SUFFIXES = {"slurm": ".sbatch", "kubernetes": ".kubernetes.yaml", "skypilot": ".skypilot.yaml"}
 NEEDED: dict[SchedulerName, dict[str, str]] = {
     "slurm": {},
@@ -53,7 +51,7 @@ _PLAIN = re.compile(r"[\w.,+:/@-]+")
 
 
 class LaunchError(ExpertError):
-    """A job cannot be written or submitted; lists all problems."""
+    """A job cannot be written; lists all problems."""
 
 
 @dataclass(frozen=True)
@@ -188,29 +186,5 @@ def write_job(job: ClusterJob, to: Path | None) -> Path:
     return file
 
 
-def submit_command(job: ClusterJob, file: Path) -> list[str]:
-    more = ["--name", job.name] if job.on == "skypilot" else []
-    return [*SUBMIT[job.on][0], *more, str(file)]
-
-
-def require_program(on: SchedulerName) -> None:
-    """Raise if the submitting program is not installed, before anything is written."""
-    (program, *_), install = SUBMIT[on]
-    if shutil.which(program) is None:
-        raise LaunchError(f"--submit: {program} is not installed here  ({install})")
-
-
-def submit(job: ClusterJob, file: Path) -> str:
-    """Submit the file; returns the scheduler's answer."""
-    require_program(job.on)
-    command = submit_command(job, file)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    answer = "\n".join(part.strip() for part in (done.stdout, done.stderr) if part.strip())
-    if done.returncode:
-        error = LaunchError(
-            f"{shlex.join(command)} ended with code {done.returncode}: {answer}\n"
-            f"  {file} is written: fix that, then submit it again"
-        )
-        error.exit_code = EXIT_RUN_FAILED
-        raise error
-    return answer
+def submit_command(job: ClusterJob, file: Path) -> str:
+    return f"{SUBMIT[job.on].format(name=job.name)} {shlex.quote(str(file))}"

@@ -32,7 +32,6 @@ from expert.core.files import read_text
 from expert.core.interrupts import WARNING, forwarding_signals, show_cursor
 from expert.core.process import describe_exit
 from expert.core.rundir import RunFolder
-from expert.core.world import recorded_failure
 from expert.parallel.launch import (
     LAUNCH_FOLDER,
     RUN_FILE,
@@ -42,7 +41,6 @@ from expert.parallel.launch import (
     refuse_differences,
     refuse_shared_cards,
 )
-from expert.run.stored.locate import has_saved
 from expert.run.stored.resume_command import RESUME, with_resume_value, without_options
 
 if TYPE_CHECKING:
@@ -143,45 +141,35 @@ def run_ranks(command: Sequence[str], ranks: int, folder: Path, stop: Stop) -> E
         # checkpoint to be saved.
         signals_to_handle="SIGQUIT",
     )
-    failures: dict[int, Any] = {}
+    first: tuple[int, Any] | None = None
     with forwarding_signals(stop.forward, stop.kill):
         try:
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as error:
-            failures = error.failures
+            first = error.get_first_failure()
         finally:
             stop.kill()
     run = None
     with contextlib.suppress(OSError):
         run = Path(read_text(folder / RUN_FILE))
-    if not failures:
+    if first is None:
         return Ended(EXIT_OK, run)
-    rank = first_failure(failures)
-    failure, note = failures[rank], recorded_failure(Path(failures[rank].error_file))
+    rank, failure = first
+    note = failure.message if isinstance(failure.message, dict) else {}  # of record_failure
+    more = note.get("extraInfo", {})
     # The agent may have ended it after it had recorded why it fails.
-    code = note.exit_code if note is not None and note.exit_code else failure.exitcode
+    code = more.get("exit_code") or failure.exitcode
     if documented_exit_code(code) in STOPPED or (stop.by is not None and code < 0):
         return Ended(documented_exit_code(code) if stop.by is None else 128 + stop.by, run)
     log = rank_log(run, rank) if run is not None else Path(failure.error_file).parent / "stderr.log"
-    message = note.message if note is not None else ""
+    message = str(note.get("message", ""))
     if code == -signal.SIGKILL:
         message = "the system ends processes like this when its memory is full: see dmesg"
-    if rank == 0 and code >= 0 and not (note and note.of_another):
+    if rank == 0 and code >= 0 and not more.get("of_another"):
         message = ""  # it is already in this terminal
     words = f"rank {rank} {describe_exit(code)}: {message}".rstrip(": ")
     where = f"\n  its log: {log}" if log.is_file() else ""
     return Ended(documented_exit_code(code), run, words + where)
-
-
-def first_failure(failures: Mapping[int, Any]) -> int:
-    """The rank that failed first: not because of another one, nor ended by the agent."""
-
-    def order(rank: int) -> tuple[bool, float]:
-        failure, note = failures[rank], recorded_failure(Path(failures[rank].error_file))
-        follows = note.of_another if note else documented_exit_code(failure.exitcode) in STOPPED
-        return follows, note.time if note else float(failure.timestamp)
-
-    return min(failures, key=order)
 
 
 def documented_exit_code(code: int) -> int:
@@ -197,8 +185,8 @@ def given_command(env: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def with_resume(words: Sequence[str], run: Path | None) -> list[str]:
-    """The command that resumes a run; unchanged if nothing is saved there yet."""
-    if run is None or not has_saved(RunFolder(run)):
+    """The command that resumes a run; unchanged if it has not begun."""
+    if run is None or not RunFolder(run).was_started:
         return list(words)
     return [*without_options(with_resume_value(list(words)), (RESUME,)), RESUME, str(run)]
 

@@ -103,7 +103,7 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     line = open_pipeline(plan, read, named)
     trains = line.sources_of("train")
     recipes = [recipe_of(line, source, "train") for source in trains]
-    difference = trained.difference_to([recipe for recipe, _ in recipes], line.cache.folder)
+    difference = trained.difference_to([recipe for recipe, _ in recipes])
     if difference:
         raise TrainedRowsUnknown(difference)
     if not make and any(look(tokens, recipe) for recipe, tokens in recipes):

@@ -6,34 +6,51 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.links import refuse_links
+from expert.core.publish import DONE
 from expert.core.rundir import (
-    RunFolder,
     RunFolderError,
     checkpoint_name,
     checkpoint_step,
     checkpoints_in,
 )
+from expert.data.feed.run_data import RunData
 from expert.manifest.schema.kinds import OPTIMIZERS
+from expert.parallel.engine import Groups
+from expert.planning.run_plan import RunPlan
+from expert.run.build import Built
 from expert.run.session.identity import (
-    BaseWeights,
     blocking_differences,
     identity,
     options_affecting_weights,
 )
-from expert.run.stored.changes import Option, what_changed
+from expert.run.session.session import (
+    Session,
+    continue_from,
+    model_of,
+    saving_seconds,
+    settle_loader,
+)
+from expert.run.stored.changes import Option, changed_options, what_changed
+from expert.training.checkpoint import (
+    CheckpointError,
+    DifferentRun,
+    bytes_needed,
+    check_space,
+    delete,
+    find_checkpoint,
+    load_checkpoint,
+    prune,
+    put_aside,
+    put_aside_after,
+    read_state,
+    save_checkpoint,
+    state_difference,
+)
+from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
 from expert.training.state import TrainState
-
-if TYPE_CHECKING:
-    from expert.data.feed.run_data import RunData
-    from expert.parallel.engine import Groups
-    from expert.parallel.group import Group
-    from expert.planning.run_plan import RunPlan
-    from expert.run.build import Built
-    from expert.training.checkpoint import CheckpointError
-    from expert.training.recorder import Emit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,137 +76,122 @@ def with_fallbacks(plan: RunPlan, fallbacks: list[dict[str, Any]]) -> RunPlan:
     return plan
 
 
-class Checkpoints:
-    def __init__(
-        self,
-        folder: RunFolder,
-        emit: Emit,
-        group: Group | None = None,
-        *,
-        base: BaseWeights,
-    ) -> None:
-        """`base`: hashes the base weights for the checkpoint."""
-        from expert.parallel.group import Group
+def save(session: Session, state: TrainState) -> None:
+    """Write a checkpoint, unless the run keeps nothing; then prune the surplus ones.
 
-        self.run, self.folder, self.base = folder, folder.checkpoints, base
-        self._emit, self._group = emit, group or Group()
+    An existing checkpoint of the same step with another state, as after a rollback, is replaced.
+    """
+    session.state = state
+    if not session.keeps:
+        return
+    tensors = model_of(session).tensors()  # every rank takes part, one writes
+    needed = bytes_needed(tensors)
+    seconds = saving_seconds(session, needed)
+    session.group.progress(seconds)
+    if session.group.world.is_first:
+        _write(session, tensors, needed)
+    session.group.barrier(seconds)
 
-    def save(
-        self, state: TrainState, groups: Groups, plan: RunPlan, data: RunData, *, due: bool = True
-    ) -> None:
-        """Write a checkpoint, then prune the surplus ones.
 
-        An existing checkpoint of the same step with another state, as after a rollback, is
-        replaced. `due`: requested by the manifest; otherwise the best so far, or the stop of a run.
-        """
-        from expert.training.checkpoint import (
-            bytes_needed,
-            check_space,
-            delete,
-            prune,
-            put_aside,
-            save_checkpoint,
+def _write(session: Session, tensors: Groups, needed: int) -> None:
+    run, plan, state = session.folder, session.plan, session.state
+    run.refuse_missing()
+    began, folder = time.monotonic(), run.checkpoints
+    there = folder / checkpoint_name(state.done)
+    exists = (there / DONE).is_file()
+    if exists and _holds_state(there, state):
+        return
+    refuse_links(folder, below=run.path)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_space(folder, needed)
+    saved = {
+        "state": state.to_json(),
+        "identity": identity(plan, session.data, session.base()),
+        "fallbacks": fallbacks_of(plan),
+    }
+    old = put_aside(there, "old") if exists else None
+    try:
+        path = save_checkpoint(folder, state.done, tensors, saved)
+    except BaseException:
+        if old is not None and not there.exists():
+            old.rename(there)
+        raise
+    if old is not None:
+        delete(old)
+    best = state.best.get("best_step")
+    protected = {best} if best is not None else set()
+    prune(folder, plan.watch.keep_checkpoints, protected, verified=path)
+    seconds = time.monotonic() - began
+    session.emit("saved", step=state.done, path=str(path), bytes=needed, seconds=seconds)
+
+
+def newest(session: Session) -> LoadedCheckpoint | None:
+    """The newest checkpoint that verifies; damaged ones are set aside and reported."""
+
+    def find() -> Path | None:
+        search = find_checkpoint(session.folder.checkpoints)
+        for bad, reason in search.rejected:
+            session.emit("rejected", path=str(bad), reason=reason)
+        return search.path
+
+    path = session.group.run_on_rank_0(find)
+    return None if path is None else load(path)
+
+
+def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
+    """Continue from a checkpoint, or from the newest good one in a folder. A run that has never
+    saved one starts over; CheckpointError if none is usable or it belongs to another run."""
+    folder, first = session.folder, session.group.world.is_first
+    named = checkpoint_step(checkpoint.name) is not None
+    found = load(checkpoint) if named else newest(session)
+    if found is None and not _has_remains(folder.checkpoints):
+        text = "nothing was saved yet: this run starts at step 0"
+        session.emit("warning", step=0, text=text)
+        return
+    if found is None:
+        raise CheckpointError(
+            f"{checkpoint}: there is no checkpoint to resume from  (start over without --resume)"
         )
+    # Changes made after failures belong to the run itself.
+    plan = with_fallbacks(session.plan, found.fallbacks)
+    options = changed_options(folder, session.opened.read.manifest)
+    now = identity(plan, session.data, session.group.run_on_rank_0(session.base))
+    changed = state_difference(found.identity, now)
+    counted = blocking_differences(changed, options)
+    if counted and not allow_changed:
+        raise _different_run(found, counted, options, session.plan, session.data)
+    if first:
+        put_aside_after(found.path.parent, found.state.done)
+    session.emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
+    session.plan = plan
+    settle_loader(session)
+    continue_from(session, found.state, found.groups)
+    session.recorder.meter.restore(found.state.sums)
+    if found.state.done != plan.length.total_steps and first:
+        _put_final_aside(session)
 
-        if not self._group.world.is_first:
-            return
-        self.run.refuse_missing()
-        began = time.monotonic()
-        there = self.folder / checkpoint_name(state.done)
-        if (there / "DONE").is_file() and _holds_state(there, state):
-            return
-        due = due or ((there / "DONE").is_file() and not _is_unscheduled(there))
-        needed = bytes_needed(groups)
-        refuse_links(self.folder, below=self.folder.parent)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        check_space(self.folder, needed)
-        saved = {
-            "state": state.to_json(),
-            "identity": identity(plan, data, self.base()),
-            "fallbacks": fallbacks_of(plan),
-            "due": due,
-        }
-        old = put_aside(there, "old") if (there / "DONE").is_file() else None
-        try:
-            path = save_checkpoint(self.folder, state.done, groups, saved)
-        except BaseException:
-            if old is not None and not there.exists():
-                old.rename(there)
-            raise
-        if old is not None:
-            delete(old)
-        best = state.best.get("best_step")
-        protected = {best} if best is not None else set()
-        keep = plan.watch.keep_checkpoints
-        prune(self.folder, keep, protected, verified=path, is_unscheduled=_is_unscheduled)
-        seconds = time.monotonic() - began
-        self._emit("saved", step=state.done, path=str(path), bytes=needed, seconds=seconds)
 
-    def newest(self) -> LoadedCheckpoint | None:
-        """The newest checkpoint that verifies; damaged ones are set aside and reported."""
-        from expert.training.checkpoint import find_checkpoint
+def _put_final_aside(session: Session) -> None:
+    """Rename the result of an earlier end of the run."""
+    final = session.folder.final
+    if not final.exists():
+        return
+    aside = put_aside(final, "old")
+    if aside == final:
+        raise RunFolderError(f"{final}: cannot be renamed  (move it away, then resume)")
+    session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
 
-        def find() -> Path | None:
-            search = find_checkpoint(self.folder)
-            for bad, reason in search.rejected:
-                self._emit("rejected", path=str(bad), reason=reason)
-            return search.path
 
-        path = self._group.run_on_rank_0(find)
-        return None if path is None else load(path)
+def check_room(session: Session, needed: int, saves: int | None) -> None:
+    """Raise DiskFull unless all checkpoints that will exist together fit on the disk.
 
-    def chosen(
-        self,
-        checkpoint: Path,
-        plan: RunPlan,
-        data: RunData,
-        *,
-        options: Sequence[Option] = (),
-        allow: bool,
-    ) -> LoadedCheckpoint | None:
-        """The checkpoint to continue from; None if the run has never saved one, CheckpointError
-        if none is usable.
-
-        `options`: manifest keys that changed since the start of the run.
-        """
-        from expert.training.checkpoint import CheckpointError, put_aside_after, state_difference
-
-        named = checkpoint_step(checkpoint.name) is not None
-        found = load(checkpoint) if named else self.newest()
-        if found is None and not _has_remains(self.folder):
-            text = "nothing was saved yet: this run starts at step 0"
-            self._emit("warning", step=0, text=text)
-            return None
-        if found is None:
-            raise CheckpointError(
-                f"{checkpoint}: there is no checkpoint to resume from  (start over without "
-                "--resume)"
-            )
-        # Changes made after failures belong to the run itself.
-        now = identity(
-            with_fallbacks(plan, found.fallbacks), data, self._group.run_on_rank_0(self.base)
-        )
-        changed = state_difference(found.identity, now)
-        counted = blocking_differences(changed, options)
-        if counted and not allow:
-            raise _different_run(found, counted, options, plan, data)
-        if self._group.world.is_first:
-            put_aside_after(found.path.parent, found.state.done)
-        self._emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
-        return found
-
-    def check_room(self, needed: int, plan: RunPlan, saves: int | None) -> None:
-        """Raise DiskFull unless all checkpoints that will exist together fit on the disk.
-
-        `saves`: how many the run will write, if known; `needed`: bytes of one.
-        """
-        from expert.training.checkpoint import check_space
-
-        there, keep = len(checkpoints_in(self.folder)), plan.watch.keep_checkpoints
-        # One more than is kept: the new one is complete before an old one is deleted.
-        limits = [keep + 1 - there] if keep is not None else []
-        limits += [saves] if saves is not None else []
-        check_space(self.folder, needed, max(1, min(limits, default=1)))
+    `saves`: how many the run will write, if known; `needed`: bytes of one.
+    """
+    folder, keep = session.folder.checkpoints, session.plan.watch.keep_checkpoints
+    # One more than is kept: the new one is complete before an old one is deleted.
+    limits = [keep + 1 - len(checkpoints_in(folder))] if keep is not None else []
+    limits += [saves] if saves is not None else []
+    check_space(folder, needed, max(1, min(limits, default=1)))
 
 
 def _has_remains(folder: Path) -> bool:
@@ -205,8 +207,6 @@ def _different_run(
     data: RunData,
 ) -> CheckpointError:
     """The error for a run started with other settings: the causes first, then what they change."""
-    from expert.training.checkpoint import DifferentRun
-
     saved, options = found.identity.get("data", {}), options_affecting_weights(options)
     causes = what_changed(options, saved.get("tokens"), plan, data)
     seen = {cause.partition(":")[0] for cause in causes}
@@ -220,20 +220,8 @@ def _different_run(
     )
 
 
-def _is_unscheduled(path: Path) -> bool:
-    """Whether a checkpoint was saved outside the schedule."""
-    from expert.training.checkpoint import CheckpointError, read_state
-
-    try:
-        return read_state(path).get("due") is False
-    except CheckpointError:
-        return False
-
-
 def _holds_state(path: Path, state: TrainState) -> bool:
     """Whether a checkpoint holds this state, apart from accumulated times."""
-    from expert.training.checkpoint import CheckpointError, read_state
-
     try:
         there = TrainState.from_json(read_state(path)["state"])
     except (CheckpointError, KeyError, TypeError):
@@ -241,22 +229,8 @@ def _holds_state(path: Path, state: TrainState) -> bool:
     return replace(there, sums={}) == replace(state, sums={})
 
 
-def put_final_aside(folder: RunFolder) -> Path | None:
-    """Rename the result of an earlier end of the run; None if there is none."""
-    from expert.training.checkpoint import put_aside
-
-    if not folder.final.exists():
-        return None
-    aside = put_aside(folder.final, "old")
-    if aside == folder.final:
-        raise RunFolderError(f"{folder.final}: cannot be renamed  (move it away, then resume)")
-    return aside
-
-
 def load(path: Path) -> LoadedCheckpoint:
     """Load a checkpoint; raises unless it is complete."""
-    from expert.training.checkpoint import load_checkpoint
-
     groups, saved = load_checkpoint(path)
     return LoadedCheckpoint(
         path=path,
@@ -269,15 +243,11 @@ def load(path: Path) -> LoadedCheckpoint:
 
 def checkpoint_size(built: Built, plan: RunPlan) -> int:
     """Bytes of a checkpoint, including the optimizer state that the first step creates."""
-    from expert.training.checkpoint import bytes_needed
-
     return bytes_needed(built.tensors()) + upcoming_optimizer_bytes(built, plan)
 
 
 def upcoming_optimizer_bytes(built: Built, plan: RunPlan) -> int:
     """Bytes of optimizer state that the first step will create; 0 if it exists."""
-    from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
-
     own = built.engine.own_tensors()
     if any(not name.startswith(LOSS_SCALE) for name in own[OPTIMIZER]):
         return 0

@@ -5,28 +5,31 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
+
+from expert.data.feed.feed import Batch
+from expert.data.feed.loader import padded_rows
+from expert.data.feed.order import RankBatch
+from expert.data.feed.run_data import RunData, evaluation_shape, split_batches, training_feed
+from expert.data.prepared import PreparedSplit
+from expert.parallel.group import PeerFailed
+from expert.planning.run_plan import RunPlan
 from expert.run.session.checkpoints import upcoming_optimizer_bytes
 from expert.run.session.failures import RunFailed, exhausted_message, failure_of
 from expert.run.session.recover import fall_back, ranks_block_in_passes, shared_failure
 from expert.run.session.session import Session, model_of
+from expert.training.evaluation import EvalResult, EvalSums, evaluate
 from expert.training.recovery import OutOfMemory, plan_after
-
-if TYPE_CHECKING:
-    import torch
-
-    from expert.data.feed.feed import Batch
-    from expert.data.feed.run_data import RunData
-    from expert.data.prepared import PreparedSplit
-    from expert.planning.run_plan import RunPlan
-    from expert.training.evaluation import EvalResult, EvalSums
+from expert.training.step import forward_backward
 
 
 def evaluate_validation(session: Session) -> EvalResult | None:
     """Evaluate the validation rows; None if a signal interrupted it."""
     assert session.data.validation is not None
-    with session.instruments.pressure.recompiling.ignored():
+    with session.instruments.recompiling.ignored():
         result = evaluate_split(session, session.data.validation)
     session.last_eval = result or session.last_eval
     return result
@@ -66,10 +69,6 @@ def _evaluate_fitting(
 ) -> EvalSums | None:
     """Sums over the first `most` batches, or all; if a batch does not fit, halve the batch size and
     start over."""
-    from expert.data.feed.run_data import evaluation_shape, split_batches
-    from expert.parallel.group import PeerFailed
-    from expert.training.evaluation import evaluate
-
     while True:
         message = ""
         plan, built = session.plan, model_of(session)
@@ -103,7 +102,7 @@ def _evaluate_fitting(
         after = plan_after(plan, failure)
         if after is None:
             raise RunFailed(exhausted_message(failure))
-        fall_back(session, after, failure)
+        fall_back(session, after, type(failure).__name__)
 
 
 def _stop_requested(session: Session) -> bool:
@@ -129,11 +128,6 @@ def probe(session: Session) -> None:
     For packed batches of one width the first step is trial enough. Memory for the optimizer state
     of the first step is reserved meanwhile.
     """
-    import torch
-
-    from expert.data.feed.run_data import training_feed
-    from expert.training.step import forward_backward
-
     plan, data, device = session.plan, session.data, session.device
     built = model_of(session)
     later = upcoming_optimizer_bytes(built, plan)
@@ -175,7 +169,7 @@ def probe(session: Session) -> None:
 def _evaluated(session: Session) -> list[PreparedSplit]:
     """The splits that the run evaluates, in order."""
     data = session.data
-    tested = data.test if session.checkpoints is not None else None
+    tested = data.test if session.keeps else None
     splits = (data.validation if session.evaluates else None, tested)
     return [split for split in splits if split is not None]
 
@@ -188,11 +182,6 @@ def varies_in_width(plan: RunPlan, device: torch.device) -> bool:
 
 def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
     """A micro-batch of the longest rows: the largest of the run."""
-    import numpy as np
-
-    from expert.data.feed.loader import padded_rows
-    from expert.data.feed.order import RankBatch
-
     split = data.train
     assert split is not None
     index = split.index

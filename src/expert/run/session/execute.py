@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.errors import ExpertError
+from expert.data.feed.run_data import feed_facts, training_feed
+from expert.data.processes import WorkersFailed
 from expert.parallel.hang import NO_LIMIT
 from expert.run.build import PlanUnsupported
-from expert.run.session.checkpoints import checkpoint_size
+from expert.run.session.checkpoints import check_room, checkpoint_size, save
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import RunResult, finished, stopped
@@ -18,7 +20,6 @@ from expert.run.session.memory_watch import MemoryWatch
 from expert.run.session.recover import (
     apply_stored_failure,
     end_all,
-    follow_hint,
     next_start_message,
     ranks_block_in_passes,
     recover_from_failure,
@@ -27,16 +28,13 @@ from expert.run.session.recover import (
     save_after_data_failure,
     shared_failure,
 )
-from expert.run.session.session import Session, model_of, save
+from expert.run.session.session import Session, model_of
 from expert.run.session.start import announce, report_data
-
-if TYPE_CHECKING:
-    from expert.data.processes import WorkersFailed
-    from expert.training.evaluation import EvalResult
-    from expert.training.loop import Ending
-    from expert.training.pressure import PlanHint
-    from expert.training.recovery import Failure
-    from expert.training.state import TrainState
+from expert.training.evaluation import EvalResult
+from expert.training.loop import Ending, train
+from expert.training.recovery import Failure
+from expert.training.state import TrainState
+from expert.training.step import StepInterrupted
 
 MAX_WORKER_RESTARTS = 10
 StepWrapper = Callable[[Iterable[Any]], Iterable[Any]]
@@ -45,8 +43,6 @@ StepWrapper = Callable[[Iterable[Any]], Iterable[Any]]
 
 def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
     """Train; after a failure adapt the plan and try again, until the run ends."""
-    from expert.training.step import StepInterrupted
-
     session.closing.enter_context(
         session.group.watched(
             session.folder.path,
@@ -76,9 +72,7 @@ def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
             recover_from_failure(session, failure, interrupted=interrupted)
             continue
         assert ending is not None
-        if ending.hint is not None:
-            follow_hint(session, ending.hint)
-        elif ending.trouble is not None:
+        if ending.trouble is not None:
             recover_from_trouble(session, ending)
         elif ending.exit_code is not None:
             return stopped(session, ending.exit_code)
@@ -124,8 +118,8 @@ class LoopRun:
     def evaluate(self) -> EvalResult | None:
         return evaluate_validation(self._session)
 
-    def save(self, state: TrainState, *, due: bool) -> None:
-        save(self._session, state, due=due)
+    def save(self, state: TrainState) -> None:
+        save(self._session, state)
 
     def reached(self, state: TrainState) -> None:
         session = self._session
@@ -146,16 +140,9 @@ class LoopRun:
     def rows_in(self, bins: tuple[int, ...]) -> list[int | str]:
         return rows_in_bins(self._session.data, bins)
 
-    def shared_hint(self, hint: PlanHint | None) -> PlanHint | None:
-        shared: PlanHint | None = self._session.group.first_not_none(hint)
-        return shared
-
 
 def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     """Train from the current state until something ends it."""
-    from expert.data.feed.run_data import feed_facts, training_feed
-    from expert.training.loop import train
-
     emit, device, world = session.emit, session.device, session.group.world
     began = time.monotonic()
     if session.built is None:  # check with the planned size before loading a model in vain
@@ -177,7 +164,6 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
         world=world,
         restart=lambda error: _restart_workers(session, error),
     )
-    session.instruments.pressure.data.restart()
     session.instruments.meter.start()
     with feed as fed:
         session.state, ending = train(
@@ -239,8 +225,8 @@ def _probe_once(session: Session) -> None:
 def _check_room(session: Session, needed: int | None) -> None:
     """`needed`: bytes of a checkpoint, if known."""
     done = session.state.done == session.plan.length.total_steps
-    if session.checkpoints is not None and needed is not None and not done:
-        session.checkpoints.check_room(needed, session.plan, _remaining_saves(session))
+    if session.keeps and needed is not None and not done:
+        check_room(session, needed, _remaining_saves(session))
 
 
 def _remaining_saves(session: Session) -> int | None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.data.processes import CannotStartWorkers
+from expert.model.attention import CUDNN_FAILED, AttentionUnavailable
 from expert.model.device_memory import is_out_of_memory
+from expert.parallel.graphs import GraphsUnavailable
+from expert.parallel.group import PeerFailed
+from expert.planning.run_plan import RunPlan
 from expert.run.build import PlanUnsupported
+from expert.training.optim import OptimizerUnavailable
 from expert.training.recovery import (
     CompileFailed,
     Failure,
@@ -16,9 +22,6 @@ from expert.training.recovery import (
     OutOfMemory,
     WorkersUnavailable,
 )
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 NOT_DETERMINISTIC = "does not have a deterministic implementation"
@@ -34,12 +37,6 @@ def failure_of(
     plan: RunPlan | None = None,
 ) -> Failure | None:
     """The failure behind an exception; None if another plan would not help."""
-    from expert.data.processes import CannotStartWorkers
-    from expert.model.attention import CUDNN_FAILED, AttentionUnavailable
-    from expert.parallel.graphs import GraphsUnavailable
-    from expert.parallel.group import PeerFailed
-    from expert.training.optim import OptimizerUnavailable
-
     # First, and at any depth: compilers wrap the error when memory runs out.
     full = next((cause for cause in _causes_and_contexts(error) if is_out_of_memory(cause)), None)
     if full is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.errors import EXIT_OK
 from expert.core.events import read_events
@@ -13,13 +13,13 @@ from expert.core.interrupts import signal_label
 from expert.core.publish import publishing
 from expert.core.resources import reporting_disk_full
 from expert.core.rundir import RunFolder, checkpoint_name
+from expert.data.feed.run_data import RunData
+from expert.model.saving import save_trained
 from expert.run.session.checkpoints import load
 from expert.run.session.evaluate import evaluate_split
 from expert.run.session.session import Session, loading_seconds, model_of, saving_seconds
-
-if TYPE_CHECKING:
-    from expert.data.feed.run_data import RunData
-    from expert.training.evaluation import EvalResult
+from expert.training.checkpoint import CheckpointError, bytes_needed, check_space
+from expert.training.evaluation import EvalResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +44,14 @@ class RunResult:
 
 
 def finished(session: Session, *, early: bool) -> RunResult:
-    keeps = session.checkpoints is not None
-    if keeps:
+    if session.keeps:
         session.group.progress(loading_seconds(session.folder.checkpoints))
         load_best_checkpoint(session)
-    test = evaluate_test(session) if keeps else None
+    test = evaluate_test(session) if session.keeps else None
     session.group.barrier()
     if session.group.signal is not None:
         return stopped(session, session.group.signal)
-    final = publish_final(session) if keeps else session.folder.path
+    final = publish_final(session) if session.keeps else session.folder.path
     facts, state = session.instruments.meter.run_line(), session.state
     test_loss = test.loss if test else None
     session.emit(
@@ -63,7 +62,7 @@ def finished(session: Session, *, early: bool) -> RunResult:
         last_eval_loss=last_eval_loss(session),
         test_loss=test_loss,
         seconds=facts["seconds"],
-        wall_seconds=time.monotonic() - session.start.began,
+        wall_seconds=time.monotonic() - session.opened.began,
         earlier_seconds=session.instruments.meter.earlier_seconds,
         tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
@@ -120,8 +119,6 @@ def _has_held_out_rows(data: RunData) -> bool:
 
 def load_best_checkpoint(session: Session) -> None:
     """Load the best checkpoint if the plan asks for it and it is not the last one."""
-    from expert.training.checkpoint import CheckpointError
-
     best = session.best.best_step
     if not session.plan.watch.load_best or best is None or best == session.state.done:
         return
@@ -174,9 +171,6 @@ def evaluate_test(session: Session) -> EvalResult | None:
 
 
 def publish_final(session: Session) -> Path:
-    from expert.model.saving import save_trained
-    from expert.training.checkpoint import bytes_needed, check_space
-
     loaded = model_of(session).whole()
     if session.group.world.is_first:
         needed = bytes_needed({"weights": loaded.weights})

@@ -1,7 +1,7 @@
 """The identity of a run: every setting that affects weights, and the weights of its base.
 
-`AFFECTS_WEIGHTS` and `NO_EFFECT_ON_WEIGHTS` list every training key of the manifest; a test
-compares them with the schema, so that no new key is forgotten.
+A test compares the identity for two values of every key that `NO_EFFECT_ON_WEIGHTS` does not list,
+so that no new key is forgotten.
 """
 
 from __future__ import annotations
@@ -25,54 +25,14 @@ if TYPE_CHECKING:
 UNQUANTIZED = ("none", "bf16", "fp16")
 """Kinds of `quantization` that leave the base unchanged."""
 
-AFFECTS_WEIGHTS = {
-    "adapter_type": "adapter.type",
-    "rank": "adapter.rank",
-    "alpha": "adapter.alpha",
-    "dropout": "adapter.dropout",
-    "target_modules": "adapter.target_modules",
-    "feedforward_modules": "adapter.feedforward_modules",
-    "epochs": "schedule.total_steps",
-    "max_steps": "schedule.total_steps",
-    "learning_rate": "schedule.learning_rate",
-    "batch_size": "batch.examples_per_update",
-    "batch_tokens": "batch.examples_per_update",
-    "gradient_accumulation_steps": "batch.examples_per_update",
-    "warmup_steps": "schedule.warmup_steps",
-    "warmup_ratio": "schedule.warmup_ratio",
-    "lr_scheduler": "schedule.scheduler",
-    "lr_scheduler_kwargs": "schedule.options",
-    "optim": "optimizer.kind",
-    "weight_decay": "optimizer.weight_decay",
-    "betas": "optimizer.betas",
-    "adam_epsilon": "optimizer.epsilon",
-    "max_grad_norm": "optimizer.max_grad_norm",
-    "seed": "seed",
-    # For prepared rows these are also in the keys and in the name of the index.
-    "max_seq_length": "data.max_seq_length",
-    "packing": "data.packing",
-    "group_by_length": "data.group_by_length",
-    "overlong": "data.overlong",
-    "train_on_prompt": "data.train_on_prompt",
-    "bf16": "precision",
-    "fp16": "precision",
+KERNELS = {
     "use_tf32": "kernels.tf32",
     "attention": "kernels.attention",
     "use_sdpa": "kernels.attention",
     "flash_attention_2": "kernels.attention",
     "fused_blocks": "kernels.fused_blocks",
-    "base_models.name": "model.name",
-    "base_models.revision": "model.revision",
-    "base_models.quantization": "base.quantization",
-    "base_models.architecture": "base.architecture",
-    "base_models.prompt_template": "data.prompt_template",
-    "adapters.target_modules": "adapter.target_modules",
-    "adapters.feedforward_modules": "adapter.feedforward_modules",
-    "adapters.r": "adapter.rank",
-    "adapters.alpha": "adapter.alpha",
-    "adapters.dropout": "adapter.dropout",
 }
-"""Keys of training.config, base_models and their adapters, with their paths in a checkpoint."""
+"""Manifest keys of kernels, with their paths in a checkpoint."""
 
 NO_EFFECT_ON_WEIGHTS = frozenset(
     {
@@ -104,7 +64,8 @@ NO_EFFECT_ON_WEIGHTS = frozenset(
         "base_models.adapters",  # its keys are listed one by one
     }
 )
-"""All other keys, with the reason why weights do not depend on them."""
+"""Keys of training.config, base_models and their adapters on which weights do not depend, and why;
+they do on all others."""
 
 
 def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +139,7 @@ def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
 def blocking_differences(changed: Sequence[str], options: Sequence[Option]) -> list[str]:
     """The differences that forbid resuming. Another kernel chosen by a machine or a failure, which
     merely rounds differently, is only reported."""
-    asked = {AFFECTS_WEIGHTS.get(path.rpartition(".")[2]) for path, _, _ in options}
+    asked = {KERNELS.get(path.rpartition(".")[2]) for path, _, _ in options}
     paths = [(line, line.partition(":")[0]) for line in changed]
     return [line for line, path in paths if not path.startswith("kernels.") or path in asked]
 

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from expert.telemetry.cpu import available_cores, peak_memory_bytes
+import torch
+
+from expert.data.feed.run_data import RunData
+from expert.data.prepared import PreparedSplit
+from expert.model import blocks
+from expert.planning.run_plan import RunPlan
+from expert.telemetry import cpu
 from expert.telemetry.gpu import GpuSampler, allocator_stats
 from expert.telemetry.meter import EVALUATION_SHARE, Meter, RemainingEvaluations
 from expert.telemetry.timeline import Timeline
-from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
+from expert.training.loop import LoopPlan
+from expert.training.recorder import Emit, MoreFields, RecompileCounter, Recorder
 from expert.training.schedule import schedule_of, with_rollbacks
 from expert.training.spikes import SpikeWatch, Stability
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar
-
-if TYPE_CHECKING:
-    import torch
-
-    from expert.data.feed.run_data import RunData
-    from expert.data.prepared import PreparedSplit
-    from expert.planning.run_plan import RunPlan
-    from expert.training.loop import LoopPlan
-    from expert.training.recorder import Emit, MoreFields, Recorder
 
 ENDLESS = 2**62
 """Step count for a run without a known end."""
@@ -36,15 +34,13 @@ class Instruments:
     device: torch.device
     emit: Emit
     gpu: GpuSampler | None
-    pressure: Pressure
+    recompiling: RecompileCounter
     meter: Meter
 
     def recorder(
         self, plan: RunPlan, state: TrainState, timeline: Timeline | None = None
     ) -> Recorder:
         """A recorder for the next steps, starting from `state`."""
-        from expert.training.recorder import Recorder
-
         return Recorder(
             self.emit,
             device=self.device,
@@ -56,7 +52,7 @@ class Instruments:
             loss_scaling=plan.kernels.loss_scaling,
             compiles=plan.kernels.compile,
             more=device_fields(self, workers=plan.loader.workers),
-            pressure=self.pressure,
+            recompiling=self.recompiling,
             skips=state.skips,
         )
 
@@ -64,18 +60,12 @@ class Instruments:
 def instruments_for(
     plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit
 ) -> Instruments:
-    from expert.model.blocks import compiled_graphs
-
     peak = plan.length.peak_flops
     return Instruments(
         device=device,
         emit=emit,
         gpu=GpuSampler(device.index or 0) if device.type == "cuda" else None,
-        pressure=Pressure(
-            data=DataWait(workers=plan.loader.workers, cores=len(available_cores())),
-            spilling=AllocatorRetries(),
-            recompiling=RecompileCounter(compiled_graphs),
-        ),
+        recompiling=RecompileCounter(blocks.compiled_graphs),
         meter=Meter(
             # Of all ranks together, like the token counts.
             peak_flops=peak * plan.parallel.ranks if peak is not None else None,
@@ -93,7 +83,7 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
     if gpu is None:
         return lambda step: {
             **cores(step),
-            "cpu_peak_memory_bytes": peak_memory_bytes(),
+            "cpu_peak_memory_bytes": cpu.peak_memory_bytes(),
         }
 
     def fields(step: int) -> dict[str, Any]:
@@ -111,11 +101,9 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
 
 def _core_fields(emit: Emit, workers: int) -> MoreFields:
     """CPU use by other processes; their names are text and go into a separate event."""
-    from expert.telemetry.cpu import CpuSampler, OtherProcesses
-
     if workers:  # separate processes, which would be mistaken for other programs
         return lambda step: {}
-    sampler, neighbours = CpuSampler(), OtherProcesses()
+    sampler, neighbours = cpu.CpuSampler(), cpu.OtherProcesses()
 
     def fields(step: int) -> dict[str, Any]:
         facts = sampler.step_fields()
@@ -129,8 +117,6 @@ def _core_fields(emit: Emit, workers: int) -> MoreFields:
 
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
     """When to evaluate, save and stop, starting from `state`."""
-    from expert.training.loop import LoopPlan
-
     watch, stability, total = plan.watch, plan.stability, plan.length.total_steps
     # The epochs of a stream end with its rows.
     per_epoch = None if data.stream is not None else plan.length.steps_per_epoch

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
 from expert.planning.memory.memory import CONTEXT_BYTES
-
-if TYPE_CHECKING:
-    import torch
-
-    from expert.planning.run_plan import RunPlan
-    from expert.telemetry.gpu import GpuSampler
-    from expert.training.recorder import Emit
+from expert.planning.run_plan import RunPlan
+from expert.telemetry.gpu import GpuSampler
+from expert.training.recorder import Emit
 
 STEPS = 3
 """The first creates the optimizer state and compiles; by the third nothing new is allocated."""
@@ -23,8 +19,6 @@ class MemoryWatch:
     def __init__(
         self, plan: RunPlan, device: torch.device, gpu: GpuSampler | None, emit: Emit
     ) -> None:
-        import torch
-
         self._plan, self._device, self._gpu, self._emit = plan, device, gpu, emit
         # CUDA graphs keep gradients and activations, which would be counted as weights; and where
         # widths vary, these steps may not have the widest batches, which are estimated.
@@ -43,7 +37,6 @@ class MemoryWatch:
         self._left = 0 if disturbed else self._left - 1
         if self._left or disturbed:
             return
-        import torch
 
         stats = torch.cuda.memory_stats(self._device)
         reserved = stats["reserved_bytes.all.peak"]
@@ -64,8 +57,6 @@ class MemoryWatch:
         A container may hide the use per process: then take all memory in use on a card that was
         free at the start, and the built-in constant on a shared one.
         """
-        import torch
-
         sample = self._gpu.sample() if self._gpu is not None else None
         used = sample.process_memory_bytes if sample is not None else None
         shared = any(remark.path == "memory.budget_bytes" for remark in self._plan.remarks)

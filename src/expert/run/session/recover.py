@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import replace
+from typing import Any
 
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.events import plain
@@ -12,20 +12,23 @@ from expert.core.files import write_text_atomically
 from expert.core.resources import DiskFull
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object_or_empty
+from expert.data.feed.run_data import RunData
 from expert.manifest.schema.kinds import SPLITS_WEIGHTS
-from expert.parallel.launch import FAILURE_FILE, last_failure
-from expert.run.session.checkpoints import fallbacks_of, with_fallbacks
+from expert.parallel.group import PeerFailed
+from expert.parallel.launch import FAILURE_FILE
+from expert.planning.run_plan import RunPlan
+from expert.run.session.checkpoints import fallbacks_of, newest, save, with_fallbacks
 from expert.run.session.failures import RunFailed, exhausted_message
 from expert.run.session.session import (
     Session,
     change_plan,
     continue_from,
     loading_seconds,
-    save,
 )
-from expert.run.stored.locate import has_saved
+from expert.training.checkpoint import CheckpointError, put_aside_after
+from expert.training.loop import Ending, judge
+from expert.training.recorder import Trouble
 from expert.training.recovery import (
-    DataBound,
     Failure,
     LossSpike,
     NotFinite,
@@ -36,25 +39,28 @@ from expert.training.recovery import (
 from expert.training.schedule import after_rollback, rollbacks_of
 from expert.training.state import TrainState
 
-if TYPE_CHECKING:
-    from expert.data.feed.run_data import RunData
-    from expert.planning.run_plan import RunPlan
-    from expert.training.loop import Ending
-    from expert.training.recorder import Trouble
-
 SHOWN_ROWS = 10
-KEYS = {"batch.micro_batch": "micro_batch_size", "batch.eval_batch": "eval_batch_size"}
-"""Manifest keys of plan values that the next start would change."""
 
 
 def recover_from_failure(session: Session, failure: Failure, *, interrupted: bool) -> None:
-    """Adapt the plan and repeat the step, or raise RunFailed. `interrupted`: the step failed while
-    it changed the weights."""
+    """Adapt the plan, after judging the pending numbers of earlier steps, and repeat the step; or
+    raise RunFailed. `interrupted`: the step failed while it changed the weights."""
     after = plan_after(session.plan, failure)
     if after is None:
         session.emit("failed", step=session.state.done, error=exhausted_message(failure))
         raise RunFailed(exhausted_message(failure))
-    switch_plan(session, after, failure, interrupted=interrupted)
+    ending = _judge_pending(session)
+    if ending is not None and ending.verdict == "stop":
+        recover_from_trouble(session, ending, sound=not interrupted)
+    fall_back(session, after, type(failure).__name__)
+    if interrupted:
+        session.emit("warning", text="optimizer step interrupted; weights may be inconsistent")
+    if ending is not None:
+        recover_from_trouble(session, ending)
+    elif interrupted:
+        from_step = session.state.done
+        _return_to_checkpoint(session)
+        _report_rollback(session, from_step)
 
 
 def shared_failure(
@@ -62,8 +68,6 @@ def shared_failure(
 ) -> Failure | None:
     """The failure that all ranks respond to with the same plan: this rank's, broadcast to the
     others, or the one received from another rank."""
-    from expert.parallel.group import PeerFailed
-
     built = session.built
     if isinstance(error, PeerFailed):
         return failure
@@ -79,47 +83,37 @@ def ranks_block_in_passes(session: Session) -> bool:
 
 
 def end_all(session: Session, failure: Failure | None, error: BaseException) -> None:
-    """End all ranks, which cannot be notified; the failure is stored so that a resumed run starts
-    with the adapted plan."""
+    """End all ranks, which cannot be notified; the plan to try next is stored, so that a resumed
+    run starts with it."""
     text = f"{type(error).__name__}: {error}"
-    if failure is not None:
+    after = plan_after(session.plan, failure) if failure is not None else None
+    if after is not None:
         path = session.folder.path / FAILURE_FILE
         path.parent.mkdir(exist_ok=True)
-        kept = {
-            "kind": type(failure).__name__,
-            "fields": asdict(failure),
-            # Changes from earlier starts may not be in any checkpoint yet.
-            "fallbacks": fallbacks_of(session.plan),
-        }
+        kept = {"failure": type(failure).__name__, "fallbacks": fallbacks_of(after)}
         write_text_atomically(path, json.dumps(plain(kept, known_secrets())))
     session.emit("failed", step=session.state.done, error=text)
     session.group.explain_end(text)
 
 
 def apply_stored_failure(session: Session) -> None:
-    """Adapt the plan to the failure that ended all ranks before this start."""
-    from pydantic import TypeAdapter
+    """Take the plan that the failure before this start has left, if it ended all ranks."""
 
-    def read() -> dict[str, Any] | None:
-        for path in (session.folder.path / FAILURE_FILE, last_failure()):
-            if path is not None and (content := read_object_or_empty(path)):
-                path.unlink(missing_ok=True)
-                return content
-        return None
+    def read() -> dict[str, Any]:
+        path = session.folder.path / FAILURE_FILE
+        content = read_object_or_empty(path)
+        path.unlink(missing_ok=True)
+        return content
 
     kept = session.group.run_on_rank_0(read)
-    if kept is None:
+    if not kept:
         return
-    kinds = {kind.__name__: kind for kind in get_args(Failure)}
     try:
-        failure = TypeAdapter(kinds[kept["kind"]]).validate_python(kept["fields"])
-        before = with_fallbacks(session.plan, kept.get("fallbacks", []))
+        after, failure = with_fallbacks(session.plan, kept["fallbacks"]), str(kept["failure"])
     except (KeyError, TypeError, ValueError) as error:
         session.emit("warning", text=f"{FAILURE_FILE} is damaged and was not used: {error}")
         return
-    after = plan_after(before, failure)
-    if after is not None:
-        fall_back(session, after, failure)
+    fall_back(session, after, failure)
 
 
 def next_start_message(session: Session, failure: Failure) -> str:
@@ -129,36 +123,12 @@ def next_start_message(session: Session, failure: Failure) -> str:
         return exhausted_message(failure)
     decisions = changes(session.plan, after)
     values = ", ".join(f"{decision.path}: {decision.value}" for decision in decisions)
-    fix = f"the next start takes {values}"
-    keys = [f"--set {KEYS[d.path]}={d.value}" for d in decisions if d.path in KEYS]
-    if keys and not has_saved(session.folder):
-        fix = f"nothing was saved yet: start again with {' '.join(keys)}"
-    return f"{decisions[0].because}  ({fix})"
-
-
-def switch_plan(
-    session: Session, after: RunPlan, failure: Any, *, interrupted: bool = False
-) -> None:
-    """Switch to another plan, after reading and judging the pending numbers of earlier steps."""
-    ending = _judge_pending(session)
-    if ending is not None and ending.verdict == "stop":
-        recover_from_trouble(session, ending, sound=not interrupted)
-    fall_back(session, after, failure)
-    if interrupted:
-        session.emit("warning", text="optimizer step interrupted; weights may be inconsistent")
-    if ending is not None:
-        recover_from_trouble(session, ending)
-    elif interrupted:
-        from_step = session.state.done
-        _return_to_checkpoint(session)
-        _report_rollback(session, from_step)
+    return f"{decisions[0].because}  (--resume continues with {values})"
 
 
 def _judge_pending(session: Session) -> Ending | None:
     """Read the pending numbers and report every trouble; an Ending for the first that cannot be
     skipped."""
-    from expert.training.loop import judge
-
     return judge(
         session.recorder.wait_for_numbers(),
         session.state,
@@ -168,31 +138,13 @@ def _judge_pending(session: Session) -> Ending | None:
     )
 
 
-def follow_hint(session: Session, hint: Any) -> None:
-    """Switch plans if a sign suggests a better one; the run continues in any case."""
-    # Only worker processes can be tuned, not the thread that fills packed batches.
-    has_workers = session.data.stream is not None or session.plan.is_padded
-    useless = isinstance(hint, DataBound) and not has_workers
-    after = None if useless else plan_after(session.plan, hint)
-    if after is not None:
-        switch_plan(session, after, hint)
-        return
-    if isinstance(hint, DataBound):
-        text = (
-            f"{hint.share:.0%} of the time is spent waiting for data; no loader setting would help"
-        )
-    else:
-        text = f"{type(hint).__name__}: no other plan helps; the run continues as it is"
-    session.warnings.once(type(hint).__name__, text, step=session.state.done)
-
-
-def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
+def fall_back(session: Session, after: RunPlan, failure: str) -> None:
     """Switch to another plan within the run; the training state is kept."""
     decisions = changes(session.plan, after)
     session.emit(
         "fell_back",
         step=session.state.done,
-        failure=type(failure).__name__,
+        failure=failure,
         reason=decisions[0].because if decisions else "",
         changes=[decision.model_dump(mode="json") for decision in decisions],
     )
@@ -237,9 +189,7 @@ def save_after_data_failure(session: Session) -> str:
 
 
 def _try_save(session: Session, state: TrainState) -> str:
-    from expert.training.checkpoint import CheckpointError
-
-    if session.checkpoints is None:
+    if not session.keeps:
         return ""
     try:
         save(session, replace(state, **session.recorder.state()))
@@ -251,16 +201,14 @@ def _try_save(session: Session, state: TrainState) -> str:
 
 def _roll_back(session: Session, trouble: Trouble) -> None:
     """Return to the last good checkpoint, skip the steps of the trouble, and lower the rate."""
-    from expert.training.checkpoint import put_aside_after
-
     from_step, loop = session.state.done, session.loop_plan
     first, last = trouble.what.step, max(trouble.what.step, from_step - 1)
     if isinstance(trouble.what, LossSpike):
         # A loss belongs to the weights before its step: those were already broken, most likely by
         # the step before.
         first = max(0, first - 1)
-        if session.checkpoints is not None and session.group.world.is_first:
-            put_aside_after(session.checkpoints.folder, first)
+        if session.keeps and session.group.world.is_first:
+            put_aside_after(session.folder.checkpoints, first)
     skipped = session.state.skipped.with_window(first, last)
     rollbacks = session.state.rollbacks + 1
     _return_to_checkpoint(session)
@@ -288,7 +236,7 @@ def _report_rollback(session: Session, from_step: int) -> None:
 def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint, or start over without one."""
     session.group.progress(loading_seconds(session.folder.checkpoints))
-    loaded = session.checkpoints.newest() if session.checkpoints is not None else None
+    loaded = newest(session) if session.keeps else None
     session.group.progress()
     kept = session.state
     state = loaded.state if loaded is not None else TrainState()

@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from expert.core.events import EventLog, Sink
+from expert.core.rundir import RunFolder
+from expert.data.feed.run_data import RunData, largest_ids
 from expert.model.device_memory import release_memory
+from expert.model.load import check_vocabulary
+from expert.parallel.engine import Groups
+from expert.parallel.group import Group
 from expert.parallel.hang import NO_LIMIT, SAVED_BYTES_PER_SECOND
 from expert.planning.memory.memory import with_new_estimate
+from expert.planning.run_plan import RunPlan
 from expert.run.build import Built, build, device_of
-from expert.run.session.checkpoints import Checkpoints, put_final_aside, with_fallbacks
+from expert.run.open import Opened
 from expert.run.session.identity import BaseWeights
 from expert.run.session.instruments import Instruments, best_so_far, instruments_for, loop_plan
-from expert.run.stored.changes import changed_options
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
+from expert.training.evaluation import EvalResult
+from expert.training.loop import LoopPlan
+from expert.training.objectives.next_token import NextToken
+from expert.training.objectives.objective import Objective
+from expert.training.recorder import Emit, Recorder
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar, Signals
-
-if TYPE_CHECKING:
-    import torch
-
-    from expert.core.rundir import RunFolder
-    from expert.data.feed.run_data import RunData
-    from expert.data.feed.streaming import Stream
-    from expert.manifest.schema.manifest import Manifest
-    from expert.parallel.engine import Groups
-    from expert.parallel.group import Group
-    from expert.planning.machine.machine import Machine
-    from expert.planning.run_plan import RunPlan
-    from expert.training.evaluation import EvalResult
-    from expert.training.loop import LoopPlan
-    from expert.training.objectives.objective import Objective
-    from expert.training.recorder import Emit, Recorder
 
 Evaluating = Callable[[str, int, int], None]
 """Called during an evaluation with the split, its rows launched so far, and all of its rows."""
@@ -56,36 +51,22 @@ class Callbacks:
     evaluating: Evaluating = lambda split, rows, total: None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """How a run was started, beyond its manifest."""
-
-    source: str = ""
-    """The manifest file, if there is one."""
-    vram: str | None = None
-    machine: Machine | None = None
-    """The machine as planned for; None: examined when the run starts."""
-    allow_remote_code: bool = False
-    began: float = field(default_factory=time.monotonic)
-    """When the user started waiting for the run, on the monotonic clock."""
-
-
 @dataclass(kw_only=True, eq=False)
 class Session:
     """A running run: what it was opened with, then where it stands."""
 
+    opened: Opened
     folder: RunFolder
-    manifest: Manifest
-    start: Start
     callbacks: Callbacks
+    allow_remote_code: bool
     instruments: Instruments
-    checkpoints: Checkpoints | None
-    """None: a short run that saves nothing."""
+    base: BaseWeights
+    keeps: bool
+    """False: a short run that saves nothing."""
     group: Group
     """The processes that train together; usually one."""
-    warnings: Warnings
+    tracker_warnings: TrackerWarnings
     objective: Objective
-    restream: Callable[[RunPlan], Stream] | None
     closing: contextlib.ExitStack
     """Clean-up at the end of the run, however it ends."""
 
@@ -125,13 +106,12 @@ class Session:
         return loop_plan(self.plan, self.data, self.state)
 
 
-class Warnings:
-    """Warnings of a run; early ones are held back until its start is announced."""
+class TrackerWarnings:
+    """Warnings about trackers; early ones are held back until the start is announced."""
 
     def __init__(self) -> None:
         self._emit: Emit | None = None
         self._waiting: list[str] = []
-        self._given: set[str] = set()
 
     def __call__(self, text: str) -> None:
         if self._emit is None:
@@ -139,15 +119,7 @@ class Warnings:
         else:
             self._emit("warning", text=text)
 
-    def once(self, about: str, text: str, *, step: int) -> None:
-        """Emit a warning once per run."""
-        if about not in self._given:
-            self._given.add(about)
-            assert self._emit is not None
-            self._emit("warning", step=step, text=text)
-
     def begin(self, emit: Emit) -> None:
-        """Emit the held-back warnings: the start was announced."""
         self._emit = emit
         for text in self._waiting:
             self(text)
@@ -155,15 +127,12 @@ class Warnings:
 
 @contextlib.contextmanager
 def open_session(
+    opened: Opened,
     *,
     folder: RunFolder,
-    plan: RunPlan,
-    data: RunData,
-    manifest: Manifest,
-    sinks: tuple[Sink, ...],
-    start: Start,
+    sinks: Sequence[Sink] = (),
     callbacks: Callbacks | None = None,
-    restream: Callable[[RunPlan], Stream] | None = None,
+    allow_remote_code: bool = False,
     keep: bool = True,
     group: Group | None = None,
 ) -> Iterator[Session]:
@@ -171,12 +140,10 @@ def open_session(
 
     In a group only the first rank writes events and files.
     """
-    from expert.parallel.group import Group
-    from expert.training.objectives.next_token import NextToken
-
+    plan, data = opened.plan, opened.data
     callbacks, group = callbacks or Callbacks(), group or Group()
     first = group.world.is_first
-    warnings, state = Warnings(), TrainState()
+    state, warnings = TrainState(), TrackerWarnings()
     device = device_of(plan)
     with contextlib.ExitStack() as closing:
         emit: Emit = _emit_nothing
@@ -197,15 +164,15 @@ def open_session(
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
         session = Session(
+            opened=opened,
             folder=folder,
-            manifest=manifest,
-            start=start,
             callbacks=callbacks,
+            allow_remote_code=allow_remote_code,
             instruments=instruments,
-            checkpoints=Checkpoints(folder, emit, group, base=BaseWeights(plan)) if keep else None,
+            base=BaseWeights(plan),
+            keeps=keep,
             group=group,
-            warnings=warnings,
-            restream=restream,
+            tracker_warnings=warnings,
             objective=NextToken(),
             closing=closing,
             plan=plan,
@@ -224,14 +191,11 @@ def _emit_nothing(event: str, *, step: int | None = None, **fields: Any) -> None
 
 def model_of(session: Session) -> Built:
     """The model of the plan, built on first use and after each change to it."""
-    from expert.data.feed.run_data import largest_ids
-    from expert.model.load import check_vocabulary
-
     if session.built is not None:
         return session.built
     plan, data = session.plan, session.data
-    if session.checkpoints is not None:  # not earlier: busy cores would count as others'
-        session.checkpoints.base.begin(first=session.group.world.is_first)
+    if session.keeps:  # not earlier: busy cores would count as others'
+        session.base.begin(first=session.group.world.is_first)
     # Download time is unknown.
     hub = plan.model.place == "hub"
     seconds = NO_LIMIT if hub else loading_seconds(Path(plan.model.location))
@@ -240,14 +204,14 @@ def model_of(session: Session) -> Built:
         plan,
         data.encoder,
         device=session.device,
-        allow_remote_code=session.start.allow_remote_code,
+        allow_remote_code=session.allow_remote_code,
         group=session.group,
     )
     session.group.progress()
     for largest in largest_ids(data):
         check_vocabulary(built.loaded, largest)
     session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
-    session.instruments.pressure.recompiling.restart()
+    session.instruments.recompiling.restart()
     if session.weights is not None:
         built.load(session.weights)
         session.weights = None
@@ -270,38 +234,6 @@ def saving_seconds(session: Session, needed: int = 0) -> float:
     return max(needed, session.plan.disk.checkpoint_bytes or 0) / SAVED_BYTES_PER_SECOND
 
 
-def save(session: Session, state: TrainState, *, due: bool = False) -> None:
-    """Write a checkpoint; `due`: requested by the manifest."""
-    session.state = state
-    if session.checkpoints is not None:
-        from expert.training.checkpoint import bytes_needed
-
-        tensors = model_of(session).tensors()  # every rank takes part, one writes
-        seconds = saving_seconds(session, bytes_needed(tensors))
-        session.group.progress(seconds)
-        session.checkpoints.save(state, tensors, session.plan, session.data, due=due)
-        session.group.barrier(seconds)
-
-
-def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
-    """Continue from a checkpoint, or from the newest good one in a folder."""
-    assert session.checkpoints is not None
-    options = changed_options(session.folder, session.manifest)
-    saved = session.checkpoints.chosen(
-        checkpoint, session.plan, session.data, options=options, allow=allow_changed
-    )
-    if saved is None:
-        return
-    session.plan = with_fallbacks(session.plan, saved.fallbacks)
-    _settle_loader(session)
-    continue_from(session, saved.state, saved.groups)
-    session.recorder.meter.restore(saved.state.sums)
-    if saved.state.done != session.plan.length.total_steps and session.group.world.is_first:
-        aside = put_final_aside(session.folder)
-        if aside is not None:
-            session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
-
-
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     """Continue with another plan, keeping weights, optimizer state and loss history."""
     session.plan = with_new_estimate(after)
@@ -321,7 +253,7 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
         if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
             session.recorder.meter.resettle()
     if any(path.startswith("loader.") for path in changed):
-        _settle_loader(session)
+        settle_loader(session)
     release_memory(session.device)
 
 
@@ -349,7 +281,7 @@ def copied(groups: Groups) -> Groups:
     }
 
 
-def _settle_loader(session: Session) -> None:
-    session.instruments.pressure.data.workers = session.plan.loader.workers
-    if session.data.stream is not None and session.restream is not None:
-        session.data = replace(session.data, stream=session.restream(session.plan))
+def settle_loader(session: Session) -> None:
+    """Reopen a stream with the workers of the current plan."""
+    if session.data.stream is not None:
+        session.data = replace(session.data, stream=session.opened.restream(session.plan))

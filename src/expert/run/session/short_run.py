@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.interrupts import Interrupted
 from expert.core.rundir import RunFolder
-from expert.run.session.execute import StepWrapper, run_session
-from expert.run.session.session import Start, open_session
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # this module is imported before torch
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
+    from expert.run.session.execute import StepWrapper
 
 SETTLING = 3
 """Steps before measuring: the first compiles, the next fill buffers and caches."""
@@ -53,6 +52,9 @@ def short_run(
     The plan is that of the full run, so it compiles the same; only its end differs, and may exceed
     that of a shorter run. `values`: plan values that differ as well.
     """
+    from expert.run.session.execute import run_session
+    from expert.run.session.session import open_session
+
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="expert-short-run-") as place:
             return short_run(
@@ -68,12 +70,10 @@ def short_run(
     plan = opened.plan.with_values(cut | dict(values or {}), "a short run", "machine")
     events: list[dict[str, Any]] = []
     session_open = open_session(
+        replace(opened, plan=plan),
         folder=folder,
-        plan=plan,
-        data=opened.data,
-        manifest=opened.read.manifest,
         sinks=(events.append, on_event),
-        start=Start(machine=opened.machine, allow_remote_code=allow_remote_code),
+        allow_remote_code=allow_remote_code,
         keep=False,
     )
     with folder.locked(), session_open as session:

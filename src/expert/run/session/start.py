@@ -4,90 +4,74 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from expert.core.events import read_events
 from expert.core.publish import remove_leftovers
-from expert.core.resources import disk_full_error, disk_full_message
-from expert.core.rundir import RunFolder, RunFolderError
+from expert.core.rundir import RunFolder, unwritable
 from expert.core.stored_json import read_object_or_empty
+from expert.data.tokens.prepare import RECIPE
+from expert.model.loss import loss_kernel_failure
+from expert.model.switches import list_switches
 from expert.planning.machine.host import cores_available
 from expert.planning.machine.threads import choose_threads
+from expert.planning.run_plan import LengthPlan, RunPlan
 from expert.run.build import environment
-from expert.run.session.session import Session, Start
+from expert.run.open import Opened
+from expert.run.session.session import Session
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.cpu import available_cores
-
-if TYPE_CHECKING:
-    from expert.data.feed.run_data import RunData
-    from expert.manifest.schema.manifest import Manifest
-    from expert.planning.machine.machine import Machine
-    from expert.planning.run_plan import LengthPlan, RunPlan
 
 
 def announce(session: Session) -> None:
     """Write manifest, plan and environment, and report the start."""
-    from expert.model.loss import loss_kernel_failure
-    from expert.model.switches import list_switches
-
     plan, device, emit = session.plan, session.device, session.emit
     if session.group.world.is_first:
-        write_run_files(session.folder, plan, session.manifest, session.data, session.start.machine)
+        _write_run_files(session)
     ahead = session.instruments.meter.ahead
     cost = ahead.cost(session.state.done) if ahead is not None else None
-    facts = started_facts(session.folder, plan, session.start)
+    facts = started_facts(session.folder, plan, session.opened)
     emit("started", step=session.state.done, **facts, evaluation_updates=cost)
     if device.type == "cpu":
         _settle_threads(session)
-    session.warnings.begin(emit)
+    session.tracker_warnings.begin(emit)
     emit("kernels", lines=[str(line) for line in list_switches(plan, device)])
     trouble = loss_kernel_failure(device) if plan.kernels.fused_loss else ""
     if trouble:
         text = f"the loss runs without its Triton kernel: {trouble}"
-        session.warnings.once("loss kernel", text, step=session.state.done)
+        emit("warning", step=session.state.done, text=text)
 
 
-def write_run_files(
-    folder: RunFolder,
-    plan: RunPlan,
-    manifest: Manifest,
-    data: RunData,
-    machine: Machine | None,
-) -> None:
+def _write_run_files(session: Session) -> None:
     """Write manifest, plan and environment; remove leftovers of dead writers."""
+    folder, opened = session.folder, session.opened
     for place in (folder.path, folder.checkpoints):
         if place.is_dir():
             remove_leftovers(place, alone=True)
     try:
-        folder.write_json("manifest.json", manifest.model_dump(mode="json"))
-        folder.write_json("plan.json", plan_to_store(plan))
-        folder.write_json("environment.json", environment(machine))
-        characters = getattr(data.encoder, "characters", None)
+        folder.write_json("manifest.json", opened.read.manifest.model_dump(mode="json"))
+        folder.write_json("plan.json", plan_to_store(session.plan))
+        folder.write_json("environment.json", environment(opened.machine))
+        characters = getattr(session.data.encoder, "characters", None)
         if characters is not None:  # needed to read checkpoints of a character model
             known = {"type": "characters", "characters": characters}
             folder.write_json("vocabulary.json", known)
     except OSError as error:
-        said = disk_full_message(error)
-        if said:
-            raise disk_full_error(folder.path, said) from error
-        raise RunFolderError(
-            f"{folder.path}: cannot be written: {error.strerror}  (fix that, or set "
-            "another folder in training.config.output_dir)"
-        ) from error
+        raise unwritable(folder.path, error) from error
 
 
-def started_facts(folder: RunFolder, plan: RunPlan, start: Start) -> dict[str, Any]:
+def started_facts(folder: RunFolder, plan: RunPlan, opened: Opened) -> dict[str, Any]:
     """The fields of the "started" event. Options that matter are recorded, so that the resume
     command can repeat them."""
-    source, cuda = Path(start.source), plan.kernels.device == "cuda"
-    named = {"manifest": str(source.resolve())} if start.source and source.is_file() else {}
-    limited = {"vram": start.vram} if start.vram and cuda else {}
-    allowed = {"allow_remote_code": True} if start.allow_remote_code else {}
+    source, cuda = Path(opened.read.source), plan.kernels.device == "cuda"
+    named = {"manifest": str(source.resolve())} if source.is_file() else {}
+    limited = {"vram": opened.vram} if opened.vram and cuda else {}
     many = {"ranks": plan.parallel.ranks, "engine": plan.parallel.engine}
     return {
         **named,
         **limited,
-        **allowed,
         **(many if plan.parallel.ranks > 1 else {}),
         "expert": plan.expert,
         "model": plan.model.name,
@@ -141,16 +125,12 @@ def report_data(session: Session) -> None:
 
 def _rows_hash(folder: Path) -> str | None:
     """The hash of the rows that a prepared folder was made from, independent of the tokenizer."""
-    from expert.data.tokens.prepare import RECIPE
-
     rows = read_object_or_empty(folder / RECIPE).get("data")
     return str(rows) if rows else None
 
 
 def _settle_threads(session: Session) -> None:
     """Use the planned number of CPU threads, report it, and restore torch's number later."""
-    import torch
-
     own, recorded = torch.get_num_threads(), {}
     if session.state.done:
         events = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]

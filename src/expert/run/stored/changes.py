@@ -13,7 +13,6 @@ from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.manifest.schema.config import Attention
 from expert.planning.draft import ResumedChoices
-from expert.run.stored.trained_rows import recipe_in
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -117,9 +116,6 @@ def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) ->
     if tokens == [prepared.key for prepared in here] or not tokens:
         return ""
     folders = [Path(plan.data.cache or "") / tokens_folder(key) for key in tokens]
-    then, now = recipe_in(folders[0]), recipe_in(here[0].folder)
-    if then is not None and now is not None and then[1]["data"] == now[1]["data"]:
-        return "the formatting of the rows changed (the template, the columns or their checks)"
     count = sum(prepared.statistics.documents for prepared in here)
     try:
         before = sum(read_statistics(folder).documents for folder in folders)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from expert.core.errors import Damaged, ExpertError
 from expert.core.events import read_events
 from expert.core.publish import DONE, cached_damage, damage
-from expert.core.rundir import checkpoint_name, checkpoints_in, latest_finished_run
+from expert.core.rundir import checkpoint_name, checkpoints_in
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -59,11 +59,9 @@ def choose(folder: RunFolder, asked: str) -> Choice:
 def _final(folder: RunFolder) -> Choice:
     if (folder.final / DONE).is_file():
         return _whole_final(folder, FINAL)
-    other = latest_finished_run(folder)
-    or_other = f"; or name {other.path}, which is finished" if other else ""
     raise StateNotFound(
         f"{folder.final}: there is no finished expert: {damage(folder.final)}  (let the run finish "
-        f"with --resume; {_offer(folder)}{or_other})"
+        f"with --resume; {_offer(folder)})"
     )
 
 

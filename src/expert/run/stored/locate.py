@@ -17,7 +17,6 @@ from expert.core.rundir import (
     latest_run,
     named_manifest,
     relocated_path,
-    renamed_runs,
     runs_in,
 )
 from expert.core.stored_json import read_object
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 
 RUNS = Path("runs")
-NAME_IT = "or name the run folder you mean"
 
 
 def find_run(place: Path | None) -> RunFolder:
@@ -41,7 +39,7 @@ def find_run(place: Path | None) -> RunFolder:
     folder = place or Path()
     newest = latest_run(folder) if place is not None else None
     if newest is None:
-        refuse_links(folder / RUNS, below=folder, instead=NAME_IT)
+        refuse_links(folder / RUNS, below=folder)
         newest = latest_run(folder / RUNS)
     if newest is not None:
         return newest
@@ -74,27 +72,17 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
             return other, None
     if run is None:
         raise RunFolderError(
-            f"{file}: there is no run of {read.manifest.name} under {parent}  ({_named(parent)}"
-            f"train it with expert train --manifest {shell_quoted(file)})"
+            f"{file}: there is no run of {read.manifest.name} under {parent}  (name a "
+            f"run folder, or train it with expert train --manifest {shell_quoted(file)})"
         )
     return run, read.folder
-
-
-def _named(runs: Path) -> str:
-    """The beginning of a hint, if runs were renamed."""
-    renamed = renamed_runs(runs)
-    return f"name a renamed run: {', '.join(map(shell_quoted, renamed))}; or " if renamed else ""
 
 
 def runs_folder(read: ReadManifest) -> Path:
     """The folder for the runs of a manifest. The expert's folder may come from someone else, so
     links on the way are refused."""
     runs = read.manifest.training.config.runs_beside(read.folder)
-    refuse_links(
-        runs,
-        below=read.folder,
-        instead="runs go to another disk with --output FOLDER or training.config.output_dir",
-    )
+    refuse_links(runs, below=read.folder)
     return runs
 
 
@@ -105,8 +93,8 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
         newest = latest_run(runs, expert)
         if newest is None:
             raise RunFolderError(
-                f"--resume: there is no run of {expert} under {runs}  ({_named(runs)}start one "
-                "without --resume, or name its folder; --resume if-any does either)"
+                f"--resume: there is no run of {expert} under {runs}  (start one without "
+                "--resume, or name its folder; --resume if-any does either)"
             )
         return newest, newest.checkpoints
     path = Path(resume)

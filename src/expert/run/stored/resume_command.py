@@ -34,14 +34,14 @@ def resume_command_of(folder: RunFolder, started: Event | None = None) -> str:
     today. `started`: its start event, if already read."""
     event = start_of(folder) if started is None else started
     words, settings = _how_started(folder, event)
-    return command_to_resume(["expert", "train", *words, *_asked(event)], folder.path, settings)
+    return command_to_resume(["expert", "train", *words, *_limit(event)], folder.path, settings)
 
 
-def _asked(started: Event) -> list[str]:
-    """Options of the start that are not in the manifest."""
+def _limit(started: Event) -> list[str]:
+    """The memory limit of the start, which no manifest has. Permissions are not repeated: only the
+    person at the command line gives them."""
     vram = started.get("vram")
-    limit = ["--vram", vram] if isinstance(vram, str) else []
-    return [*limit, *(["--allow-remote-code"] if started.get("allow_remote_code") is True else [])]
+    return ["--vram", vram] if isinstance(vram, str) else []
 
 
 def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Setting]]:

@@ -71,33 +71,65 @@ def run_status(folder: RunFolder) -> RunStatus:
 
 def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int = 0) -> RunStatus:
     """The status of a run from events already read: reading those of a long run takes seconds."""
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = dict.fromkeys(_FACTS)
+    loss_at = epoch_at = None  # the steps that `loss` and `epoch` are about
     ending: Event | None = None
     fallbacks: list[str] = []
     last: Event = {}
-    evals: dict[Any, Any] = {}
+    evals: dict[Any, Any] = {}  # losses by step, newest last
     for event in events:
-        kind = str(event["event"])
-        last = event
+        last, kind, step = event, event["event"], event.get("step")
         if kind in ENDINGS:
             ending = event
         elif kind in ("started", "resumed"):
             ending = None
+        if kind == "started":
+            seen |= {name: event.get(name) for name in _STARTED}
+        elif kind == "step":
+            seen |= {name: event.get(name) for name in _STEP}
+            loss_at = epoch_at = step
+            for name, field in _PEAKS.items():  # torch resets its own when the plan changes
+                if isinstance(peak := event.get(field), int):
+                    seen[name] = max(seen[name] or 0, peak)
+        elif kind == "epoch":
+            seen["epoch"], epoch_at = event.get("epoch"), step
+        elif kind == "eval" and event.get("split") == "test":
+            seen["test_loss"] = event.get("loss")
+            continue
+        elif kind == "eval" and event.get("split", "validation") == "validation":
+            evals.pop(step, None)
+            evals[step] = event.get("loss")
+        elif kind in ("resumed", "rolled_back"):
+            back = event.get("to_step", step)
+            if isinstance(back, int):  # what came after is undone
+                evals = {at: was for at, was in evals.items() if isinstance(at, int) and at <= back}
+            if kind == "resumed":
+                seen["test_loss"] = None  # it belonged to the earlier weights
+        elif kind == "saved":
+            seen["last_checkpoint"] = with_moved_paths(event, folder).get("path")
         elif kind == "fell_back":
-            fallbacks.append(": ".join(str(event.get(k)) for k in ("failure", "reason")))
-        evals = _evals(evals, event)
-        seen.update(_facts(with_moved_paths(event, folder)))
-        seen.update(_peaks(seen, event))
-    seen |= _of_evals(evals)
+            fallbacks.append(f"{event.get('failure')}: {event.get('reason')}")
+        if kind in _REACHED and step is not None:
+            seen["step"] = step
+    if evals:
+        seen["eval_loss"] = list(evals.values())[-1]
+    known = {at: value for at, value in evals.items() if isinstance(value, int | float)}
+    if known:  # "nan" is stored as text
+        best = min(known, key=lambda at: known[at])
+        seen |= {"best_eval_loss": known[best], "best_eval_step": best}
     state, because = state_of(folder, ending)
     if state == "finished" and ending is not None:
-        seen |= _final_values(seen, ending)
-    known = {name: seen.get(name) for name in _KEPT}
+        _describe_end(seen, ending)
+        # Step events are written at intervals: an earlier one does not describe the end.
+        if loss_at != ending.get("step"):
+            seen |= {"loss": None, "rate": None}
+        if epoch_at != ending.get("step"):
+            seen["epoch"] = None
     return RunStatus(
         folder=folder.path,
         state=state,
         because=because,
-        **known,
+        **seen,
         fallbacks=tuple(fallbacks),
         last_event=last.get("time"),
         final=str(folder.final) if state == "finished" else None,
@@ -117,80 +149,22 @@ _PEAKS = {
 """Peaks of the run and the fields of its step events."""
 _REACHED = ("eval", "saved", "finished", "stopped", "rolled_back", "resumed")
 """Events that give the last step reached; step events are only written at intervals."""
-_EVALS = ("eval_loss", "best_eval_loss", "best_eval_step")
-_KEPT = (*_STARTED, *_STEP, *_PEAKS, "mean_loss", *_EVALS, "test_loss", "last_checkpoint")
+_FACTS = (
+    *(*_STARTED, *_STEP, *_PEAKS, "mean_loss", "eval_loss", "best_eval_loss", "best_eval_step"),
+    *("test_loss", "last_checkpoint"),
+)
 
 
-def _facts(event: Event) -> dict[str, Any]:
-    kind = event["event"]
-    if kind == "started":
-        return {name: event.get(name) for name in _STARTED}
-    if kind == "step":
-        facts = {name: event.get(name) for name in _STEP}
-        return {**facts, "loss_at": event.get("step"), "epoch_at": event.get("step")}
-    if kind == "epoch":
-        return {"epoch": event.get("epoch"), "epoch_at": event.get("step")}
-    if kind == "eval" and event.get("split") == "test":
-        return {"test_loss": event.get("loss")}
-    reached = {"step": event["step"]} if kind in _REACHED and "step" in event else {}
-    if kind == "resumed":
-        return {**reached, "test_loss": None}  # it belonged to the earlier weights
-    if kind == "saved":
-        return {**reached, "last_checkpoint": event.get("path")}
-    return reached
-
-
-def _peaks(seen: dict[str, Any], event: Event) -> dict[str, Any]:
-    """The highest peaks so far: torch resets its own when the plan changes."""
-    known = {
-        name: [value for value in (seen.get(name), event.get(field)) if isinstance(value, int)]
-        for name, field in _PEAKS.items()
-    }
-    return {name: max(values) for name, values in known.items() if values}
-
-
-def _evals(known: dict[Any, Any], event: Event) -> dict[Any, Any]:
-    """The validation losses by step, after this event; undone steps are removed."""
-    kind, step = event["event"], event.get("step")
-    if kind == "eval" and event.get("split", "validation") == "validation":
-        known.pop(step, None)  # newest last; in place, as a run has thousands
-        known[step] = event.get("loss")
-        return known
-    if kind in ("resumed", "rolled_back"):
-        step = event.get("to_step", step)
-        if isinstance(step, int):
-            return {at: loss for at, loss in known.items() if isinstance(at, int) and at <= step}
-    return known
-
-
-def _of_evals(evals: dict[Any, Any]) -> dict[str, Any]:
-    if not evals:
-        return {}
-    facts: dict[str, Any] = {"eval_loss": list(evals.values())[-1]}
-    known = {at: loss for at, loss in evals.items() if isinstance(loss, int | float)}
-    if known:  # "nan" is stored as text
-        best = min(known, key=lambda at: known[at])
-        facts |= {"best_eval_loss": known[best], "best_eval_step": best}
-    return facts
-
-
-def _final_values(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
-    """Values of a finished run as a whole. Step events are written at intervals: values of an
-    earlier step do not describe the end and are dropped."""
-    last = finished.get("step")
-    facts = {"mean_loss": finished.get("loss"), "eta_seconds": None}
+def _describe_end(seen: dict[str, Any], finished: Event) -> None:
+    """Add the values of a finished run as a whole."""
+    seen |= {"mean_loss": finished.get("loss"), "eta_seconds": None}
     best = finished.get("eval_loss")
-    if best is not None and best != seen.get("best_eval_loss"):
-        facts |= {"best_eval_loss": best, "best_eval_step": None}
+    if best is not None and best != seen["best_eval_loss"]:
+        seen |= {"best_eval_loss": best, "best_eval_step": None}
     rates = (("tokens_per_second",) * 2, ("steps_per_second",) * 2)
     for name, field in (("eval_loss", "last_eval_loss"), *rates):
         if finished.get(field) is not None:
-            facts[name] = finished[field]
-    if seen.get("loss_at") != last:
-        facts |= {"loss": None, "rate": None}
-    if seen.get("epoch_at") != last:
-        facts["epoch"] = None
-    return facts
+            seen[name] = finished[field]
 
 
 def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
