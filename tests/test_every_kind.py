@@ -32,8 +32,7 @@ from expert.manifest.schema.manifest import Adapter
 from expert.model.load import load_model
 from expert.planning.run_plan import RunPlan
 from expert.telemetry.tracker_process import TRACKER_RUNS
-from expert.telemetry.trackers import TRACKERS, TrackerUnavailable, check_installed
-from expert.telemetry.trackers import Tracker as OpenTracker
+from expert.telemetry.trackers import TRACKERS, open_trackers
 from expert.training.optim import OptimizerUnavailable, build_optimizer
 from expert.training.schedule import learning_rate, schedule_of
 from tests.judging.judged import case_of
@@ -146,16 +145,16 @@ def test_every_tracker_is_planned_and_opened_and_no_longer_refused(name, tmp_pat
     assert name == "tensorboard" or name in TRACKER_RUNS, (
         f"telemetry/tracker_process.py lacks {name}"
     )
-    try:
-        check_installed(name)
-    except TrackerUnavailable as error:
-        pytest.skip(str(error))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    run = RunFolder.create(tmp_path, "demo").path
-    tracker = OpenTracker(TRACKERS[name], run, warn=pytest.fail)
+    warnings: list[str] = []
+    opened = open_trackers([name], RunFolder.create(tmp_path, "demo").path, warnings.append)
+    if not opened:
+        pytest.skip(str(warnings))
+    [tracker] = opened
     tracker({"event": "step", "step": 1, "loss": 1.0})
     tracker.close()
+    assert not warnings
 
 
 def test_nothing_that_is_built_is_refused_as_a_key_of_another_trainer():

@@ -172,6 +172,7 @@ def changed(query: str) -> Iterator[str]:
     if where is not None:
         yield query.partition(" WHERE ")[0]
         literal = where.find(exp.Literal)
+        assert literal is not None
         value = "'zzz'" if literal.is_string else str(float(literal.this) + 3)
         yield query.replace(literal.sql(), value, 1)
     if " > " in query:

@@ -95,9 +95,10 @@ def kept_of(world: World, manifest: Path) -> dict[str, int]:
     """Bytes of each group that a rank holds while checkpoint and final weights are written."""
     from expert.run.build import Built
     from expert.run.session import checkpoints
+    from expert.training.checkpoint import bytes_needed
 
     kept: dict[str, int] = {}
-    bytes_needed, whole = checkpoints.bytes_needed, Built.whole
+    whole = Built.whole
 
     def size(tensors: Any) -> int:
         return sum(tensor.nbytes for tensor in tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from expert.data.records import Example, Segment, Turn
 from expert.data.template.chat_template import ChatTemplate
+from expert.data.template.sandbox import SandboxedTemplate
 from expert.data.template.templates import TemplateError
 from tests.data.real_rows import REAL_SAMPLES, real_examples
 from tests.data.template.chat_templates import (
@@ -133,17 +135,25 @@ LONGER = (USER, ANSWER, USER, ANSWER)
 
 
 @each("name", [name for name in FAMILIES if name != "endless answers"])
-def test_a_long_conversation_is_measured_without_rendering_each_of_its_beginnings(name):
+def test_a_long_conversation_is_measured_without_rendering_each_of_its_beginnings(
+    name, monkeypatch
+):
     turns = tuple(
         Turn("assistant" if number % 2 else "user", f"said {number}") for number in range(60)
     )
     plain, template = family(name), family(name)
+    assert isinstance(plain, ChatTemplate)
     plain.measured_turns = len(turns)
-    rendered = []
-    render = template._sandbox.render
-    template._sandbox.render = lambda *args, **more: rendered.append(1) or render(*args, **more)
-    assert template.segments(Example(turns)) == plain.segments(Example(turns))
-    assert len(rendered) < len(turns)
+    rendered, render = list[int](), SandboxedTemplate.render
+
+    def counted(self: Any, messages: Any, **variables: Any) -> str:
+        rendered.append(len(messages))
+        return str(render(self, messages, **variables))
+
+    expected = plain.segments(Example(turns))
+    monkeypatch.setattr(SandboxedTemplate, "render", counted)
+    assert template.segments(Example(turns)) == expected
+    assert 0 < len(rendered) < len(turns)
 
 
 @each(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from expert.core.process import Child
 from expert.jobs.benchmark import measured
 from expert.jobs.benchmark.measured import MeasurementFailed, events_of
 from tests.each import each
@@ -23,7 +24,7 @@ run.mkdir(parents=True)
 
 def events(monkeypatch, place: Path, code: str, limit: float = 60.0):
     """The events of a process that runs this code instead of `expert train`."""
-    child = measured.Child
+    child = Child
 
     def started(command, **how):
         return child([sys.executable, "-c", code, *command[4:]], **how)

@@ -252,7 +252,7 @@ def test_a_long_conversation_is_rendered_once(monkeypatch):
 
     def counted(self: Any, messages: Any, **variables: Any) -> str:
         rendered.append(len(messages))
-        return render(self, messages, **variables)
+        return str(render(self, messages, **variables))
 
     with served(f"demo={finished('lora')}") as here:
         with_template(here, "")
