@@ -117,7 +117,7 @@ def test_asking_for_more_rows_than_there_are_is_told():
 
 @every
 def test_make_data_writes_rows_that_training_reads(name, tmp_path, capsys):
-    from expert.data.examples.column_survey import ColumnSurvey
+    from expert.data.examples.column_survey import survey_rows
     from expert.data.examples.columns import detect_columns
     from expert.data.examples.formats import example_of
     from expert.data.records import Example, Row
@@ -130,9 +130,8 @@ def test_make_data_writes_rows_that_training_reads(name, tmp_path, capsys):
         rows = [json.loads(line) for line in text.splitlines()]
         sizes[split] = len(rows)
         for row in rows:
-            found = example_of(
-                Row(values=row, file="f", line=1), detect_columns(ColumnSurvey.of([row]))
-            )
+            read = Row(values=row, file="f", line=1)
+            found = example_of(read, detect_columns(survey_rows([read])))
             assert isinstance(found, Example)
             said = "".join(turn.text for turn in found.turns)
             assert "setup" not in said  # what judges a row is not shown to the model

@@ -108,7 +108,7 @@ def test_an_export_that_is_refused_is_reported_before_torch_is_imported(tmp_path
     refused = [
         (folder, judged, f"{judged}: exists already"),
         (judged, tmp_path / "out", "the quality gate failed: too bad"),
-        (folder, below, f"{below}: cannot be written: {file} is not a folder"),
+        (folder, below, f"{below}: cannot be written: Not a directory"),
         *([(folder, system, f"{system}: cannot be written: ")] if system.parent.is_dir() else ()),
     ]
     done = run_without(*(("export", str(run), "--to", str(to)) for run, to, _ in refused))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -233,7 +232,7 @@ def test_a_tracker_that_fails_at_the_start_is_reported_and_the_run_continues(
     def refuse(run, tell):
         raise PermissionError(13, "Permission denied")
 
-    refused = replace(TRACKERS["tensorboard"], open=refuse)
+    refused = TRACKERS["tensorboard"]._replace(open=refuse)
     monkeypatch.setitem(TRACKERS, "tensorboard", refused)
     settings = SETTINGS | {"trackers": ["tensorboard"], "max_steps": 1}
     done = run(write_expert(tmp_path, base, settings))
