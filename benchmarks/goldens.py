@@ -210,7 +210,7 @@ def kept(bench: Bench, against: Path) -> Record:
     """Runs and token caches made when the record was, resumed and reused by this command."""
     found: Record = {}
     for name in INTERRUPTED:
-        if bench.wanted(f"kept run: {name}"):
+        if bench.wanted(f"kept run: {name}") and (against / "interrupted" / name).is_dir():
             shutil.copytree(against / "interrupted" / name, bench.work / "kept" / name)
             with told(found, f"kept run: {name}"):
                 found[f"kept run: {name}"] = resumed(bench, bench.work / "kept" / name)
