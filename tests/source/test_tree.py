@@ -16,8 +16,8 @@ from tests.source.imports import Imports, imports_in, imports_of
 from tests.test_generated_documents import drawing, read
 
 SOURCE = Path(__file__).parents[2] / "src" / "expert"
-MOST_FILES = 20
-"""In one folder, without subfolders; 5 to 15 is the aim, cli has one for each command."""
+MOST_FILES = 17
+"""In one folder, without subfolders; 5 to 15 is the aim; cli has one for each command."""
 LONGEST_FILE = 600
 FORBIDDEN_NAMES = {"utils", "helpers", "misc", "common"}
 
@@ -93,7 +93,8 @@ def folders() -> list[Path]:
 @each("folder", folders(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_folder_says_what_it_is_for_and_can_be_looked_over(folder: Path):
     found = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(found) <= MOST_FILES, f"{len(found)} files: make it two folders"
+    many = len(found) > MOST_FILES and folder.name != "cli"
+    assert not many, f"{len(found)} files: make it two folders"
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
     assert not FORBIDDEN_NAMES & {path.stem for path in found}
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.choose.sequences import VARLEN_ATTENTION
 from expert.planning.decisions import Decision
@@ -185,7 +186,7 @@ def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes,
             values["data.flat"] = False  # a mask over all places of one long row
     elif kernel in ("fused_optimizer", plan.optim.optimizer):
         kernel = plan.optim.optimizer
-        if kernel not in (PLAIN_OPTIMIZER, "sgd"):
+        if kernel != PLAIN_OPTIMIZER and "AdamW" in OPTIMIZERS[kernel].update:
             values = {"optim.optimizer": PLAIN_OPTIMIZER}
     elif kernel in ("triton", "fused_blocks") and kernels.fused_blocks:
         # Blocks that are not fused are compiled, unless Triton itself does not work.

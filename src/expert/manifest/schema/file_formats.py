@@ -20,6 +20,8 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 }
 COMPRESSED = (".gz", ".zst")
 """Endings that may follow, of compressed files."""
+PACKED = (*COMPRESSED, *ENDINGS["parquet"], *ENDINGS["arrow"])
+"""Endings of files whose size says little about their rows."""
 ALL_ENDINGS = (*(ending for endings in ENDINGS.values() for ending in endings), *COMPRESSED)
 WITHOUT_ROWS = {
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),

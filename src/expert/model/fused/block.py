@@ -28,13 +28,9 @@ from expert.model.fused.kernels import (
 from expert.model.fused.packing import base_of, has_adapter, is_quantised, pack
 from expert.model.fused.product import Product, SavedForBackward, with_spare_columns
 from expert.model.lora.dora import fast_dora_class
+from expert.planning.models.shapes import LLAMA_BLOCKS
 
-SUPPORTED_BLOCKS = (
-    "LlamaDecoderLayer",
-    "MistralDecoderLayer",
-    "Qwen2DecoderLayer",
-    "Qwen3DecoderLayer",
-)
+SUPPORTED_BLOCKS = tuple(f"{kind.capitalize()}DecoderLayer" for kind in LLAMA_BLOCKS)
 """Block classes whose math is known to be the one in this file."""
 
 
