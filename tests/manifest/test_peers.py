@@ -3,14 +3,21 @@ trained is what they say, or they are refused with the reason and the way out.""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from expert.core.errors import ManifestError
 from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
 from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
 from expert.manifest.peers.keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.unused import ANSWERS, FAMILIES, answer_to
-from expert.manifest.reader import ReadManifest
+from expert.manifest.reader import ReadManifest, read_manifest
 from tests.each import each
 from tests.manifest.reading import (
     MANIFESTS,
@@ -289,9 +296,90 @@ def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, t
     assert ours.training.config.batch_size == 4
 
 
-@each("lines", ["dataset: mine", "dataset: a,b", "dataset: x.jsonl\ndataset_dir: data"])
-def test_names_of_llama_factorys_dataset_info_are_refused(lines):
-    assert "dataset_info.json are not read" in error_of(f"{FACTORY}{lines}\n")
+def in_folder(folder: Path, text: str, info: Any) -> Path:
+    """The text as a file, beside a data folder with a dataset_info.json."""
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data" / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    (folder / "run.yaml").write_text(FACTORY + text, encoding="utf-8")
+    return folder / "run.yaml"
+
+
+MINE, YOURS = {"file_name": "mine.json"}, {"file_name": "deep\\yours.json"}
+CHAT = {"file_name": "c.json", "formatting": "sharegpt", "tags": {"role_tag": "role"}}
+HUB = {"hf_hub_url": "owner/qa", "subset": "en", "split": "full", "num_samples": 70}
+QA = {"prompt": "question", "response": "answer"}
+
+
+@each(
+    ("listed", "expected"),
+    [
+        (MINE, {"path": "data/mine.json"}),
+        ({**HUB, "columns": QA}, {"path": "owner/qa::full::en", "max_samples": 70}),
+        ({**HUB, "columns": QA}, {"field_mapping.instruction": "question"}),
+        ({**HUB, "columns": QA}, {"field_mapping.response": "answer", "field_mapping.input": None}),
+        ({**CHAT, "columns": {"messages": "dialog"}}, {"field_mapping.messages": "dialog"}),
+        ({**CHAT, "columns": {"messages": "conversations"}}, {"field_mapping": None}),
+        ({**MINE, "columns": {"prompt": "body"}}, {"text_field": "body", "field_mapping": None}),
+    ],
+)
+def test_a_name_in_dataset_info_is_read_with_its_columns(tmp_path, listed, expected):
+    data = read_manifest(in_folder(tmp_path, "dataset: x\n", {"x": listed})).manifest
+    for key, value in expected.items():
+        assert attrgetter(key)(data.training.dataset) == value
+
+
+def test_several_names_become_tasks_and_plain_text_is_trained_on_for_stage_pt(tmp_path):
+    info = {"mine": MINE, "yours": YOURS, "web": {**MINE, "columns": {"prompt": "content"}}}
+    lines = "dataset: mine,yours\neval_dataset: yours\n"
+    data = read_manifest(in_folder(tmp_path, lines, info)).manifest.training.dataset
+    tasks = {name: task.train for name, task in (data.tasks or {}).items()}
+    assert tasks == {"mine": "data/mine.json", "yours": "data/deep/yours.json"}
+    assert data.validation_path == "data/deep/yours.json"
+    file = in_folder(tmp_path, "dataset: web\n", info)
+    file.write_text(file.read_text("utf-8").replace("sft", "pt"), "utf-8")
+    assert read_manifest(file).manifest.training.dataset.text_field == "content"
+
+
+@each(
+    ("lines", "about", "words"),
+    [
+        ("dataset: x", {**MINE, "ranking": True}, "x.ranking: preference rows"),
+        ("dataset: x", {**MINE, "columns": {"images": "images"}}, "x.images: not read"),
+        ("dataset: x", {"ms_hub_url": "owner/a"}, "x: no file_name"),
+        ("dataset: x", {**MINE, "folder": "a"}, "x.folder: not read"),
+        ("dataset: x", {"file_name": "../a.json"}, "may not leave its folder"),
+        ("dataset: mein", MINE, "(it has x)"),
+        ("dataset: mein,x", MINE, "dataset: mein: not in"),
+        ("dataset: x,x", MINE, ""),
+        ("dataset: x\ndataset_dir: elsewhere", MINE, "set dataset_dir to the folder"),
+        ("dataset: a.json\neval_dataset: x,x", MINE, "name one set"),
+        ("dataset: 5", MINE, ""),
+    ],
+)
+def test_what_cannot_be_read_of_a_listed_set_is_refused_by_name(tmp_path, lines, about, words):
+    file = in_folder(tmp_path, f"{lines}\n", {"x": about})
+    if not words:
+        with suppress(ManifestError):
+            read_manifest(file)
+        return
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(file)
+    assert words in str(caught.value)
+    assert "there is no data" not in str(caught.value)
+
+
+def test_dataset_info_is_found_from_above_both_folders_and_may_be_broken(tmp_path, monkeypatch):
+    file = in_folder(tmp_path, "dataset: x\n", {"x": MINE})
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path)
+    made = read_manifest(file.rename(tmp_path / "examples" / "run.yaml")).manifest
+    assert made.training.dataset.path == (tmp_path / "data" / "mine.json").as_posix()
+    file = in_folder(tmp_path, "dataset: rows.jsonl\n", [])
+    assert read_manifest(file).manifest.training.dataset.path == "rows.jsonl"
+    file = in_folder(tmp_path, "dataset: a,b\n", {})
+    (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ManifestError, match=r"dataset_info\.json: cannot be read"):
+        read_manifest(file)
 
 
 # --- FSDP and DeepSpeed --------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from expert.core.errors import Problem
@@ -42,6 +43,8 @@ def take(entries: Entries, key: str) -> Item:
 @dataclass
 class Migration:
     root: Entries
+    folder: Path = Path()
+    """Of the file, to look up names of data sets."""
     notices: list[Notice] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     later: list[tuple[Callable[[Migration, Item], None], Item]] = field(default_factory=list)

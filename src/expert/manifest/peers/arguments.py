@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from expert.manifest.migrate.aliases import canonical_path
 from expert.manifest.migrate.migration import Migration, take, with_value
+from expert.manifest.peers.llama_factory import read_named_sets
 from expert.manifest.peers.rows import hub_path
 from expert.manifest.text.item import Item
 
@@ -31,12 +32,13 @@ def read_arguments(work: Migration) -> None:
 
 
 def _read_stages(work: Migration) -> None:
-    """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT, and names of
-    LLaMA-Factory's dataset_info.json."""
+    """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT."""
     root, none = work.root, Item(None)
     is_factory = bool(_LLAMA_FACTORY_KEYS & root.keys()) and not work.is_expert_manifest
     if is_factory and "stage" in root and root.get("finetuning_type", Item("lora")).value == "lora":
         work.put_default("rank", 8, "LLaMA-Factory")
+    if is_factory:
+        read_named_sets(work)
     for key in ("stage", "rl"):
         item = root.get(key, none)
         word = str(item.value).lower()
@@ -50,18 +52,9 @@ def _read_stages(work: Migration) -> None:
         elif key == "stage" and word == "sft":  # in a whole manifest, others describe the expert
             work.read_as(root.pop(key), "training.config.method: sft")
         elif key == "stage" and word == "pt":
-            work.dataset.setdefault("text_field", with_value(root.pop(key), "text"))
-            work.read_as(item, "training.dataset.text_field: text (all of it is trained on)")
-    place = take(root, "dataset_dir") if is_factory else none
-    for key in ("dataset", "eval_dataset") if is_factory else ():
-        item = root.get(key, none)
-        text = str(item.value)
-        is_path = ("/" in text or "\\" in text or "." in text) and "," not in text
-        if isinstance(item.value, str | list) and (place.value is not None or not is_path):
-            del root[key]
-            work.seen.add("no rows")
-            what = "names of LLaMA-Factory's dataset_info.json are not read"
-            work.problem(item, what, "write training.dataset.path: FILE, or tasks for several")
+            text = work.dataset.setdefault("text_field", with_value(root.pop(key), "text"))
+            home = f"training.dataset.text_field: {text.value} (all of it is trained on)"
+            work.read_as(item, home)
 
 
 def _read_hub_parts(work: Migration) -> None:
