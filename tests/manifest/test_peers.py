@@ -382,6 +382,52 @@ def test_dataset_info_is_found_from_above_both_folders_and_may_be_broken(tmp_pat
         read_manifest(file)
 
 
+TRL = "model_name_or_path: tiny\ndataset_name: owner/set\n"
+NO_ROWS = axolotl("  - rows.jsonl").replace("val_set_size: 0.1", "train_on_inputs: false")
+
+
+@each(
+    ("text", "expected"),
+    [
+        (
+            f"{FACTORY}dataset: a.jsonl\n",
+            "validation_split=0 load_best_model_at_end=False lr_scheduler=linear warmup_steps=0",
+        ),
+        (f"{FACTORY}dataset: a.jsonl\nval_size: 0.2\n", "validation_split=0.2"),
+        (f"{FACTORY}dataset: a.jsonl\nwarmup_ratio: 0.1\n", "warmup_ratio=0.1 warmup_steps=None"),
+        (f"{FACTORY}dataset: a.jsonl\neval_dataset: b.json\n", "validation_split=0.1"),
+        (f"{FACTORY}dataset: a.jsonl\neval_strategy: 'no'\n", "validation_split=0"),
+        (f"{FACTORY}dataset: a.jsonl\neval_strategy: epoch\n", "validation_split=0.1"),
+        (f"{FACTORY}dataset: a.jsonl\nearly_stopping_steps: 2\n", "load_best_model_at_end=auto"),
+        (TRL, "validation_split=0 adapter_type=full max_seq_length=1024 lr_scheduler=linear"),
+        (f"{TRL}lora_r: 4\nmax_length: 64\n", "adapter_type=lora max_seq_length=64"),
+        (f"{TRL}training_args: {{lr_scheduler_type: cosine}}\n", "lr_scheduler=cosine"),
+        (trl(""), "validation_split=0 adapter_type=lora max_seq_length=auto"),
+        (NO_ROWS, "validation_split=0 epochs=1 lr_scheduler=cosine warmup_steps=None"),
+        (ALPACA, "validation_split=0 max_grad_norm=0 warmup_steps=0"),
+        (f"{MINIMAL}cutoff_len: 64\n", "validation_split=0.1 lr_scheduler=cosine rank=auto"),
+        (f"{MINIMAL}training:\n  train_file: a.jsonl\n", "validation_split=0.1"),
+        (WHOLE.replace("base_model:", "model_name:"), "validation_split=0.1"),
+    ],
+)
+def test_what_a_file_leaves_out_means_what_it_means_to_its_trainer(text, expected):
+    training = read(text).manifest.training
+    for key, value in (pair.split("=") for pair in expected.split()):
+        found = getattr(training.config, key, None) if key != "validation_split" else None
+        found = training.dataset.validation_split if key == "validation_split" else found
+        assert f"{found:g}" == value if isinstance(found, float) else str(found) == value, key
+
+
+def test_defaults_of_another_trainer_are_named_in_one_line():
+    [line] = [n for n in notices_of(f"{FACTORY}dataset: a.jsonl\n") if n.startswith("defaults")]
+    assert line.startswith("defaults of LLaMA-Factory: note: learning_rate: 5e-05, ")
+    assert "validation_split: 0" in line
+    [line] = [n for n in notices_of(f"{TRL}eval_strategy: epoch\n") if n.startswith("defaults")]
+    assert "validation_split: 0.1 (of Expert" in line
+    assert "train_on_prompt: false (of Expert" in line
+    assert read(f"{TRL}", overrides=["rank=4"]).manifest.training.config.adapter_type == "full"
+
+
 # --- FSDP and DeepSpeed --------------------------------------------------------------------------
 
 DUMP = "fsdp: []\nfsdp_config: {min_num_params: 0, xla: false}\ndeepspeed: null\nddp_timeout: 1800"

@@ -82,6 +82,7 @@ def _read_other_trainers(work: Migration) -> None:
         convert_keys(work, zone)
         # `bias` under `model` belongs to the character model, not to an adapter.
         report_unused(work, zone, keep="bias" if model and zone is model.value else "")
+    work.put_defaults()
 
 
 def complete_layout(work: Migration) -> None:

@@ -16,6 +16,19 @@ _LLAMA_FACTORY_KEYS = {
     *("stage", "finetuning_type", "lora_target", "cutoff_len", "neat_packing", "dataset_dir"),
     "quantization_bit",
 }
+_ARGUMENTS = {
+    *("model_name_or_path", "per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type"),
+}
+"""At least one of them is in a file with arguments of Transformers."""
+_ADAPTER_KEYS = {
+    *("adapter_type", "use_peft", "use_dora", "rank", "alpha", "dropout", "target_modules"),
+    *("load_in_4bit", "load_in_8bit", "quantization"),
+}
+# Where ours would train differently.
+_DEFAULTS = {
+    **{"validation_split": 0, "load_best_model_at_end": False},
+    **{"lr_scheduler": "linear", "warmup_steps": 0},
+}
 OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
 """Values of `stage` and `rl` that are not supervised fine-tuning."""
 
@@ -29,14 +42,17 @@ def read_arguments(work: Migration) -> None:
         _read_packed_batches(work)
     if is_theirs:
         _read_lengths(work)
+        _name_trainer(work)
 
 
 def _read_stages(work: Migration) -> None:
     """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT."""
     root, none = work.root, Item(None)
     is_factory = bool(_LLAMA_FACTORY_KEYS & root.keys()) and not work.is_expert_manifest
-    if is_factory and "stage" in root and root.get("finetuning_type", Item("lora")).value == "lora":
-        work.put_default("rank", 8, "LLaMA-Factory")
+    if is_factory and {"stage", "finetuning_type"} & root.keys():
+        work.trainer, work.defaults = "LLaMA-Factory", {"learning_rate": 5e-5, **_DEFAULTS}
+        if root.get("finetuning_type", Item("lora")).value == "lora":
+            work.defaults["rank"] = 8
     if is_factory:
         read_named_sets(work)
     for key in ("stage", "rl"):
@@ -55,6 +71,20 @@ def _read_stages(work: Migration) -> None:
             text = work.dataset.setdefault("text_field", with_value(root.pop(key), "text"))
             home = f"training.dataset.text_field: {text.value} (all of it is trained on)"
             work.read_as(item, home)
+
+
+def _name_trainer(work: Migration) -> None:
+    """Tell TRL from other files with arguments of Transformers. Without PEFT it trains all weights,
+    and by itself cuts rows at 1024 tokens."""
+    is_trl = {"dataset_name", "dataset_mixture"} & work.root.keys()
+    if work.trainer or not _ARGUMENTS & work.root.keys():
+        return
+    work.trainer, work.defaults = "TRL" if is_trl else "Transformers", dict(_DEFAULTS)
+    if is_trl:
+        work.defaults |= {"learning_rate": 2e-5, "max_seq_length": 1024}
+        keys = {(canonical_path(key) or key).rpartition(".")[2] for key in work.root}
+        if not keys & _ADAPTER_KEYS:
+            work.defaults["adapter_type"] = "full"
 
 
 def _read_hub_parts(work: Migration) -> None:

@@ -64,12 +64,11 @@ def read_torchtune(work: Migration) -> None:
         work.put_batch_tokens(root.pop("batch_size"), length.whole)
     for key in [key for key in _NAMES if key in root]:
         work.place(root, _NAMES[key], root.pop(key), f"training.config.{_NAMES[key]}")
-    work.put_default("max_grad_norm", 0, "torchtune")
+    work.trainer = "torchtune"
+    work.defaults = {"validation_split": 0, "max_grad_norm": 0}
     if root.get("lr_scheduler", none).value is None:
         root.pop("lr_scheduler", None)
-        work.put_default("lr_scheduler", "constant", "torchtune")
-        if "warmup_ratio" not in root:
-            work.put_default("warmup_steps", 0, "torchtune")
+        work.defaults |= {"lr_scheduler": "constant", "warmup_steps": 0}
     for key, reason in _NOT_USED.items():
         item = take(root, key)
         if item.value:
