@@ -19,7 +19,9 @@ NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
 # Keys that settle a default too: an evaluation needs rows, early stopping the best checkpoint.
 _SETTLED_BY = {
     "warmup_steps": ("warmup_ratio",),
-    "validation_split": ("validation_path", "evaluation_strategy", "eval_steps"),
+    "validation_split": (
+        *("validation_path", "evaluation_strategy", "eval_steps", "early_stopping_patience"),
+    ),
     "load_best_model_at_end": ("early_stopping_patience",),
 }
 _TRAIN_ON_ALL = ("TRL", "Transformers")
