@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ _SETTLED_BY = {
     ),
     "load_best_model_at_end": ("early_stopping_patience",),
 }
+_ABSOLUTE = re.compile(r"[\\/~]|[A-Za-z]:")
 _TRAIN_ON_ALL = ("TRL", "Transformers")
 """Trainers whose loss counts all tokens, unless the rows have a column of their own for answers."""
 
@@ -145,6 +147,10 @@ class Migration:
                 is_evaluation_off = key == "evaluation_strategy" and item.value in ("no", False)
                 if (item.value is not None or key in NULL_IS_A_VALUE) and not is_evaluation_off:
                     written.add(key)
+                if self.trainer and key == "output_dir" and _ABSOLUTE.match(str(item.value)):
+                    fix = f"--set output_dir={item.value} writes there"
+                    self.unused(item, f"runs go to runs/ beside this file; {fix}")
+                    item.value = None
         texts = []
         for key, value in self.defaults.items():
             if not written & {key, *_SETTLED_BY.get(key, ())}:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from expert.manifest.migrate.aliases import canonical_path
 from expert.manifest.migrate.migration import Migration, take, with_value
 from expert.manifest.peers.llama_factory import read_named_sets
-from expert.manifest.peers.rows import hub_path
+from expert.manifest.peers.rows import hub_path, put_rows
 from expert.manifest.text.item import Item
 
 # Model keys of TRL, Transformers, LLaMA-Factory and Unsloth.
@@ -35,14 +35,16 @@ OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdp
 
 def read_arguments(work: Migration) -> None:
     _read_stages(work)
+    has_mixture = "dataset_mixture" in work.root
     _read_hub_parts(work)
+    _read_mixture(work)
     is_theirs = bool(_MODEL_NAMES & work.root.keys()) and not work.is_expert_manifest
     in_model = work.root.get("model", Item(None)).fields().keys()
     if is_theirs or _MODEL_NAMES & in_model:
         _read_packed_batches(work)
     if is_theirs:
         _read_lengths(work)
-        _name_trainer(work)
+        _name_trainer(work, has_mixture=has_mixture)
 
 
 def _read_stages(work: Migration) -> None:
@@ -73,10 +75,10 @@ def _read_stages(work: Migration) -> None:
             work.read_as(item, home)
 
 
-def _name_trainer(work: Migration) -> None:
+def _name_trainer(work: Migration, *, has_mixture: bool) -> None:
     """Tell TRL from other files with arguments of Transformers. Without PEFT it trains all weights,
     and by itself cuts rows at 1024 tokens."""
-    is_trl = {"dataset_name", "dataset_mixture"} & work.root.keys()
+    is_trl = has_mixture or "dataset_name" in work.root
     if work.trainer or not _ARGUMENTS & work.root.keys():
         return
     work.trainer, work.defaults = "TRL" if is_trl else "Transformers", dict(_DEFAULTS)
@@ -89,7 +91,7 @@ def _name_trainer(work: Migration) -> None:
 
 def _read_hub_parts(work: Migration) -> None:
     """Convert dataset_config, dataset_train_split and dataset_test_split."""
-    if any(work.root.get(key, Item(None)).value for key in ("dataset_mixture", "dataset_mixer")):
+    if work.root.get("dataset_mixer", Item(None)).value:
         work.seen.add("no rows")  # refused
     names = [f"dataset_{part}" for part in ("config", "train_split", "test_split")]
     config, train, test = (take(work.root, name) for name in names)
@@ -107,6 +109,30 @@ def _read_hub_parts(work: Migration) -> None:
         if test.value is not None:
             held_out = work.dataset.setdefault("validation_path", hub_path(path, test, config))
             work.read_as(test, f"training.dataset.validation_path: {held_out.value}")
+
+
+def _read_mixture(work: Migration) -> None:
+    """Convert dataset_mixture, whose weights are shares of the rows, as here."""
+    item = take(work.root, "dataset_mixture")
+    fields, sets = item.fields(), []
+    for entry in take(fields, "datasets").entries():
+        keys = entry.fields()
+        path, split, subset = (take(keys, key) for key in ("id", "split", "config"))
+        found = {"path": hub_path(path, split, subset)}
+        sets.append(found | ({"weight": keys.pop("weight")} if "weight" in keys else {}))
+        for key in [key for key in keys if key != "columns"]:
+            work.unused(keys[key])
+    if item.value is not None and not any(each["path"].value for each in sets):
+        work.refuse(item, "datasets: a list of entries with an id")
+        work.seen.add("no rows")
+    elif sets:
+        put_rows(work, item, sets)
+    size = take(fields, "test_split_size")
+    if size.whole:
+        text = "a number of rows there; here validation_split is a share, and 0.1 unless set"
+        work.report("warning", size, text)
+    elif size.value is not None:
+        work.put("training.dataset.validation_split", size)
 
 
 def _read_packed_batches(work: Migration) -> None:

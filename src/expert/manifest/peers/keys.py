@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, get_args
@@ -142,6 +143,16 @@ def _text(key: str) -> Rule:
     return rule
 
 
+def _unfrozen(work: Migration, zone: Entries, item: Item) -> None:
+    """Accept patterns that leave out a vision tower only: just the text model is loaded here."""
+    patterns = [str(each.value) for each in item.entries()]
+    if patterns and all(re.search(r"language_model|lm_head", each) for each in patterns):
+        work.unused(item, "only the text model is loaded, so nothing else is trained")
+    elif item.value:
+        fix = "remove it, or train all weights: adapter_type: full"
+        work.problem(item, "parts of the model cannot be chosen", fix)
+
+
 # --- keys that are converted last ----------------------------------------------------------------
 
 
@@ -188,6 +199,19 @@ def _amp(work: Migration, item: Item) -> None:
         work.read_as(item, "mixed precision: the plan chooses bf16 or fp16")
     else:
         _dtype(work, with_value(item, "fp32") if item.value is False else item)
+
+
+def _rslora(work: Migration, item: Item) -> None:
+    """rsLoRA divides alpha by √rank instead of the rank."""
+    config = work.section("training", "config")
+    rank = config.get("rank", Item(None)).whole or 16
+    alpha = config.get("alpha", Item(None)).whole or 2 * rank
+    if not isinstance(item.value, bool | None):
+        work.refuse(item, "true or false")
+    elif item.value:
+        same = round(alpha * math.sqrt(rank))
+        config["alpha"] = with_value(config.get("alpha", item), same)
+        work.read_as(item, f"training.config.alpha: {same} ({alpha} × √{rank}, the same scale)")
 
 
 def _load_in(work: Migration, item: Item) -> None:
@@ -290,6 +314,11 @@ CONVERTED: dict[str, Rule] = {
     "bnb_4bit_compute_dtype": _compute_dtype,
     "peft_use_dora": lambda work, zone, item: work.place(zone, "use_dora", item, item.path),
     "validation_split_percentage": _percentage,
+    "unfrozen_parameters": _unfrozen,
+    **dict.fromkeys(
+        ("use_rslora", "peft_use_rslora"),
+        lambda work, zone, item: work.later.append((_rslora, item)),
+    ),
     "packing_strategy": _packing_strategy,
     **dict.fromkeys(("model_revision", "revision_of_model"), _revision),
     **dict.fromkeys(

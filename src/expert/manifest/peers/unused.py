@@ -72,17 +72,21 @@ refused: it is not supported
     sample_packing_sequentially curriculum_sampling disable_shuffling qat layers_to_transform
     lora_layers_to_transform peft_layers_to_transform peft_layers_pattern exclude_modules
     target_parameters layer_replication peft_layer_replication lora_target_parameters rank_pattern
-    alpha_pattern loraplus_lr_ratio loraplus_lr_embedding train_from_scratch reinit_weights
+    alpha_pattern train_from_scratch reinit_weights
     lr_quadratic_warmup cosine_constant_lr_ratio lr_groups embedding_lr embedding_lr_scale relora
     relora_* mixture_of_depths use_mod moe_aux_loss_coef use_pose pose_* lisa_* kd_*
     jagged_restart_* use_llama_pro scaling_softmax reward_model process_reward_model num_labels
-    loftq_config use_loftq pissa_init pissa_*
+    loftq_config use_loftq
+refused: LoRA+ is not supported > remove it; a higher learning_rate reaches both matrices
+    loraplus_*
+refused: PiSSA is not supported > remove it, or write adapter_type: dora
+    pissa_*
 refused unless false, "nll": the loss is the answers' cross-entropy
     loss_type use_dft_loss use_eaft_loss use_asft_loss
 refused unless "keep_start": the end of a long row is cut
     truncation_mode
 refused: a mixture is written as tasks > write training.dataset.tasks
-    dataset_mixture dataset_mixer
+    dataset_mixer
 refused: custom templates are read from the base model > put it into its tokenizer_config.json
     chat_template_path tokenizer_chat_template chat_template_jinja chat_template_kwargs
 refused: use betas, adam_epsilon and weight_decay
@@ -101,17 +105,15 @@ refused unless "bnb", "bitsandbytes": bases are quantised with bitsandbytes only
     quantization_method
 refused: an already quantised base cannot be trained > name the original, with quantization: int4
     gptq gptq_* awq_* hqq_* eetq_* quantization_device_map
-refused: rsLoRA is not supported > write alpha × √rank as alpha for the same scale
-    use_rslora peft_use_rslora
 refused: training cannot start from a finished adapter > use --resume, or merge the adapter
     lora_model_dir adapter_name_or_path peft_model_id resume_adapter_file
 refused: only the adapter can be trained > remove it, or train all weights: adapter_type: full
-    lora_modules_to_save modules_to_save additional_target save_embedding_layers unfrozen_parameters
+    lora_modules_to_save modules_to_save additional_target save_embedding_layers
     trainable_token_indices peft_trainable_token_indices freeze_trainable_layers
     freeze_trainable_modules
 refused unless true: target_modules sets the adapted layers
     finetune_language_layers finetune_attention_modules finetune_mlp_modules
-refused unless true: adapters start without effect (PEFT's default)
+refused unless true: adapters start without effect > remove it, or write adapter_type: dora
     init_lora_weights lora_init_lora_weights peft_init_lora_weights
 refused unless false, "none": biases are not trained
     bias lora_bias
