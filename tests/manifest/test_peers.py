@@ -145,7 +145,11 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
             for line in ("stage: dpo", "stage: kto", "rl: dpo")
         ),
         (f"{FACTORY}dataset: a.md\nquantization_bit: 3\n", "got 3, expected 4 or 8"),
-        (f"{MINIMAL}chat_template: '{{{{ x }}}} saying'\n", "only the name of a template is read"),
+        (f"{MINIMAL}chat_template_jinja: t.jinja\n", "only a name or the text of a template"),
+        (f"{MINIMAL}zero_optimization: {{stage: 3}}\n", "FSDP2, a part of torch, does the work"),
+        (f"{MINIMAL}unfrozen_parameters: [layers.1]\n", "parts of the model cannot be chosen"),
+        (f"{MINIMAL}pissa_init: true\n", "write adapter_type: dora"),
+        ("model_name_or_path: tiny\ndataset_mixture: {datasets: []}\n", "a list of entries"),
         (MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n", "which is missing"),
         (f"{MINIMAL}dataset_config: en\n", "needs dataset_name, which is missing"),
         (f"{MINIMAL}epochs: int = open('/etc/passwd')\n", "expected a value"),
@@ -418,13 +422,53 @@ def test_what_a_file_leaves_out_means_what_it_means_to_its_trainer(text, expecte
         assert f"{found:g}" == value if isinstance(found, float) else str(found) == value, key
 
 
+def test_a_mixture_becomes_tasks_with_their_weights():
+    sets = "{id: owner/a, split: train_sft, config: en, columns: [messages], weight: 0.5}"
+    text = f"model_name_or_path: tiny\ndataset_mixture:\n  datasets: [{sets}, {{id: owner/a}}]\n"
+    data = read(f"{text}  test_split_size: 0.05\n").manifest.training.dataset
+    tasks = {name: (task.train, task.weight) for name, task in (data.tasks or {}).items()}
+    assert tasks == {"a": ("owner/a::train_sft::en", 0.5), "a-2": ("owner/a", 1)}
+    assert data.validation_split == 0.05
+    rows = read(f"{text}  test_split_size: 1000\n")
+    assert "warning" in kinds(rows, "test_split_size")
+    single = f"model_name_or_path: tiny\ndataset_mixture: {{datasets: [{sets}]}}\n"
+    assert "there is only one data set" in error_of(single)
+
+
+def test_an_absolute_output_folder_of_another_trainer_moves_into_the_run_folder():
+    made = read(f"{ALPACA}output_dir: /tmp/there\n")
+    assert made.manifest.training.config.output_dir is None
+    [line] = [n for n in map(str, made.notices) if "output_dir" in n]
+    assert "--set output_dir=/tmp/there writes there" in line
+    assert read(f"{ALPACA}output_dir: there\n").manifest.training.config.output_dir == "there"
+    assert "may write only inside" in error_of(f"{MINIMAL}output_dir: /tmp/there\n")
+
+
+@each(
+    ("text", "path", "value"),
+    [
+        ("use_rslora: true\nlora_r: 16\nlora_alpha: 8\n", "config.alpha", 32),
+        ("peft_use_rslora: true\nlora_r: 4\n", "config.alpha", 16),
+        ("use_rslora: false\nlora_alpha: 8\n", "config.alpha", 8),
+        ("chat_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
+        ("chat_template_jinja: '{% if X %}'\n", "model.prompt_template", "{% if X %}"),
+        ("prompt_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
+        ("unfrozen_parameters: ['^model.language_model']\n", "config.adapter_type", "lora"),
+    ],
+)
+def test_rslora_keeps_its_scale_and_a_template_its_text(text, path, value):
+    assert value_at(read(MINIMAL + text), path) == value
+
+
 def test_defaults_of_another_trainer_are_named_in_one_line():
     [line] = [n for n in notices_of(f"{FACTORY}dataset: a.jsonl\n") if n.startswith("defaults")]
     assert line.startswith("defaults of LLaMA-Factory: note: learning_rate: 5e-05, ")
     assert "validation_split: 0" in line
-    [line] = [n for n in notices_of(f"{TRL}eval_strategy: epoch\n") if n.startswith("defaults")]
-    assert "validation_split: 0.1 (of Expert" in line
-    assert "train_on_prompt: false (of Expert" in line
+    told = [n for n in notices_of(f"{TRL}eval_strategy: epoch\n") if n.startswith("defaults")]
+    assert len(told) == 2
+    assert told[1].startswith("defaults of TRL: warning: not kept: a tenth of the rows is held out")
+    assert "only answers are trained on" in told[1]
+    assert not any(": warning" in n for n in notices_of(f"{TRL}completion_only_loss: true\n"))
     assert read(f"{TRL}", overrides=["rank=4"]).manifest.training.config.adapter_type == "full"
 
 

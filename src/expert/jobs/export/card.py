@@ -24,7 +24,7 @@ from expert.jobs.export.modelfile import base_file
 from expert.jobs.export.portable_base import PortableBase, portable_base
 from expert.jobs.export.servers import FOLDER, engines, gguf_commands
 from expert.jobs.sample.sample import prompt_text
-from expert.manifest.schema.kinds import IN_FLOAT32
+from expert.manifest.schema.kinds import IN_FLOAT32, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
 
@@ -206,6 +206,8 @@ def _loading_notes(
 ) -> list[str]:
     template = plan.model.prompt_template or "tokenizer"
     named = f"template `{in_markdown(template)}`"
+    if is_jinja(template):
+        named = "the chat template of the manifest"
     if template == "tokenizer":
         named = "the tokenizer's chat template"
     notes = [base.note] if base.note and done.kind == "adapter" else []

@@ -151,18 +151,20 @@ class Migration:
                     fix = f"--set output_dir={item.value} writes there"
                     self.unused(item, f"runs go to runs/ beside this file; {fix}")
                     item.value = None
-        texts = []
+        theirs, ours = [], []
         for key, value in self.defaults.items():
             if not written & {key, *_SETTLED_BY.get(key, ())}:
                 self.root[key] = Item(value, canonical_path(key) or key)
-                texts.append(f"{key}: {shown(value)}")
+                theirs.append(f"{key}: {shown(value)}")
             elif key == "validation_split" and not written & {key, "validation_path"}:
-                texts.append("validation_split: 0.1 (of Expert: an evaluation needs rows)")
+                ours.append("a tenth of the rows is held out for the evaluation (validation_split)")
         if self.trainer in _TRAIN_ON_ALL and not written & {"train_on_prompt", "text_field"}:
-            texts.append("train_on_prompt: false (of Expert: only answers are trained on)")
-        if texts:
-            path = f"defaults of {self.trainer}"
-            self.notices.append(Notice("note", path, ", ".join(texts)))
+            ours.append("only answers are trained on (train_on_prompt: true: all)")
+        path = f"defaults of {self.trainer}"
+        if theirs:
+            self.notices.append(Notice("note", path, ", ".join(theirs)))
+        if ours:
+            self.notices.append(Notice("warning", path, f"not kept: {'; '.join(ours)}"))
 
     def put_batch_tokens(self, count: Item, length: int) -> None:
         """Set batch_tokens to `count` packed sequences of `length` tokens: batch_size of Expert

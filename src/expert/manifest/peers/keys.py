@@ -22,7 +22,7 @@ from expert.manifest.migrate.migration import (
     with_value,
 )
 from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
-from expert.manifest.schema.kinds import Tracker
+from expert.manifest.schema.kinds import Tracker, is_jinja
 from expert.manifest.text.item import Item, shown
 
 _MEDIA_TEMPLATE = re.compile(
@@ -58,11 +58,15 @@ def convert_keys(work: Migration, zone: Entries) -> None:
 
 
 def _template(work: Migration, zone: Entries, item: Item) -> None:
-    """Convert `template` and `chat_template`: a template of that name, or the tokenizer's."""
+    """Convert `template` and `chat_template`: the text of a template, one of that name, or the
+    tokenizer's."""
     word = str(item.value).lower()
-    if not isinstance(item.value, str) or "{{" in word or "{%" in word:
-        fix = "put a template into the base model's tokenizer_config.json"
-        work.problem(item, "only the name of a template is read", fix)
+    if is_jinja(word):
+        zone["prompt_template"] = item
+        work.read_as(item, "base_models[0].prompt_template: the text in this file")
+    elif not isinstance(item.value, str) or item.key == "chat_template_jinja":
+        fix = "write its text, with {% and {{, or leave it out for the tokenizer's"
+        work.problem(item, "only a name or the text of a template is read", fix)
     elif _MEDIA_TEMPLATE.search(word):
         fix = "only text is trained: name a model and a template for text"
         work.problem(item, f"{word} is a template for images or sound", fix)
@@ -71,7 +75,7 @@ def _template(work: Migration, zone: Entries, item: Item) -> None:
     elif word == "empty":
         fix = "name the column with the whole text: training.dataset.text_field"
         work.problem(item, "empty: rows without a template", fix)
-    elif word != "jinja":  # chat_template_jinja is refused
+    elif word != "jinja":  # chat_template_jinja has it
         work.convert(zone, "prompt_template", "auto", item)
 
 
@@ -310,7 +314,7 @@ _VALUES: dict[str, tuple[str, dict[Any, Any], str]] = {
 }
 CONVERTED: dict[str, Rule] = {
     **{key: convert_values_to(*rule) for key, rule in _VALUES.items()},
-    **dict.fromkeys(("template", "chat_template"), _template),
+    **dict.fromkeys(("template", "chat_template", "chat_template_jinja"), _template),
     "bnb_4bit_compute_dtype": _compute_dtype,
     "peft_use_dora": lambda work, zone, item: work.place(zone, "use_dora", item, item.path),
     "validation_split_percentage": _percentage,

@@ -87,8 +87,8 @@ refused unless "keep_start": the end of a long row is cut
     truncation_mode
 refused: a mixture is written as tasks > write training.dataset.tasks
     dataset_mixer
-refused: custom templates are read from the base model > put it into its tokenizer_config.json
-    chat_template_path tokenizer_chat_template chat_template_jinja chat_template_kwargs
+refused: files and arguments of templates are not read > write its text as chat_template
+    chat_template_path tokenizer_chat_template chat_template_kwargs
 refused: use betas, adam_epsilon and weight_decay
     optim_args
 refused unless true: rows are shuffled with the seed
