@@ -138,6 +138,16 @@ def test_the_checkpoint_of_the_manifest_is_the_default(tmp_path):
     assert exported_to(tmp_path / "out", run).checkpoint == "step-000003"
 
 
+def test_the_text_of_a_template_in_the_manifest_is_exported_with_the_tokenizer(tmp_path):
+    text = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    run = with_plan(finished("lora"), tmp_path / "run", model={"prompt_template": text})
+    exported_to(tmp_path / "out", run)
+    assert (tmp_path / "out" / "chat_template.jinja").read_text("utf-8") == text
+    assert "the chat template of the manifest" in (tmp_path / "out" / "README.md").read_text(
+        "utf-8"
+    )
+
+
 def test_whole_models_soft_prompts_and_character_models_are_exported_to_the_bit(tmp_path):
     assert exported_to(tmp_path / "same", finished("full")).largest_difference == 0
     assert exported_to(tmp_path / "soft", finished("soft")).largest_difference == 0

@@ -146,7 +146,6 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
         ),
         (f"{FACTORY}dataset: a.md\nquantization_bit: 3\n", "got 3, expected 4 or 8"),
         (f"{MINIMAL}chat_template_jinja: t.jinja\n", "only a name or the text of a template"),
-        (f"{MINIMAL}zero_optimization: {{stage: 3}}\n", "FSDP2, a part of torch, does the work"),
         (f"{MINIMAL}unfrozen_parameters: [layers.1]\n", "parts of the model cannot be chosen"),
         (f"{MINIMAL}pissa_init: true\n", "write adapter_type: dora"),
         ("model_name_or_path: tiny\ndataset_mixture: {datasets: []}\n", "a list of entries"),

@@ -18,7 +18,6 @@ from expert.manifest.migrate.layout import complete_layout, migrate
 from expert.manifest.migrate.overrides import apply_overrides
 from expert.manifest.migrate.values import convert_values
 from expert.manifest.notices import Notice
-from expert.manifest.peers.distributed import FSDP_DOES_IT
 from expert.manifest.schema.expectations import allows_null, below, schema
 from expert.manifest.schema.manifest import Manifest
 from expert.manifest.text.document import Document, read_document
@@ -58,11 +57,6 @@ def interpret_document(
     set_values = dict(text.split("=", 1) for text in overrides if "=" in text)
     remember_secrets([root.plain(), set_values])
     problems = list(document.problems)
-    zero = root.get("zero_optimization")
-    if zero is not None and root.get("training") is None:
-        fix = "name it in a training config, deepspeed: FILE, or leave it out"
-        zero_problem = Problem(zero.path, f"a file of DeepSpeed; {FSDP_DOES_IT}", fix, zero.line)
-        raise ManifestError(document.source, [zero_problem])
     top_level_only = root.get("training") is None
     work = migrate(root, document.folder)
     overridden = apply_overrides(root, overrides)

@@ -19,11 +19,11 @@ NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
 """Keys of training.config whose null is not the same as leaving them out."""
 # Keys that settle a default too: an evaluation needs rows, early stopping the best checkpoint.
 _SETTLED_BY = {
-    "warmup_steps": ("warmup_ratio",),
-    "validation_split": (
-        *("validation_path", "evaluation_strategy", "eval_steps", "early_stopping_patience"),
-    ),
-    "load_best_model_at_end": ("early_stopping_patience",),
+    "warmup_steps": "warmup_ratio",
+    "validation_split": "validation_path evaluation_strategy eval_steps early_stopping_patience",
+    "load_best_model_at_end": "early_stopping_patience",
+    "adapter_type": "use_peft use_dora rank alpha dropout target_modules quantization "
+    "load_in_4bit load_in_8bit",
 }
 _ABSOLUTE = re.compile(r"[\\/~]|[A-Za-z]:")
 _TRAIN_ON_ALL = ("TRL", "Transformers")
@@ -153,7 +153,7 @@ class Migration:
                     item.value = None
         theirs, ours = [], []
         for key, value in self.defaults.items():
-            if not written & {key, *_SETTLED_BY.get(key, ())}:
+            if not written & {key, *_SETTLED_BY.get(key, "").split()}:
                 self.root[key] = Item(value, canonical_path(key) or key)
                 theirs.append(f"{key}: {shown(value)}")
             elif key == "validation_split" and not written & {key, "validation_path"}:

@@ -4,7 +4,7 @@ their stages, parts of hub data sets, packed batches and lengths."""
 from __future__ import annotations
 
 from expert.manifest.migrate.aliases import canonical_path
-from expert.manifest.migrate.migration import Migration, take, with_value
+from expert.manifest.migrate.migration import Entries, Migration, take, with_value
 from expert.manifest.peers.llama_factory import read_named_sets
 from expert.manifest.peers.rows import hub_path, put_rows
 from expert.manifest.text.item import Item
@@ -16,26 +16,20 @@ _LLAMA_FACTORY_KEYS = {
     *("stage", "finetuning_type", "lora_target", "cutoff_len", "neat_packing", "dataset_dir"),
     "quantization_bit",
 }
-_ARGUMENTS = {
-    *("model_name_or_path", "per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type"),
-}
-"""At least one of them is in a file with arguments of Transformers."""
-_ADAPTER_KEYS = {
-    *("adapter_type", "use_peft", "use_dora", "rank", "alpha", "dropout", "target_modules"),
-    *("load_in_4bit", "load_in_8bit", "quantization"),
-}
 # Where ours would train differently.
 _DEFAULTS = {
     **{"validation_split": 0, "load_best_model_at_end": False},
     **{"lr_scheduler": "linear", "warmup_steps": 0},
 }
+_TRL_DEFAULTS = {"adapter_type": "full", "learning_rate": 2e-5, "max_seq_length": 1024}
 OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
 """Values of `stage` and `rl` that are not supervised fine-tuning."""
 
 
 def read_arguments(work: Migration) -> None:
     _read_stages(work)
-    has_mixture = "dataset_mixture" in work.root
+    has_arguments = bool({"model_name_or_path", "per_device_train_batch_size"} & work.root.keys())
+    is_trl = bool({"dataset_name", "dataset_mixture"} & work.root.keys())
     _read_hub_parts(work)
     _read_mixture(work)
     is_theirs = bool(_MODEL_NAMES & work.root.keys()) and not work.is_expert_manifest
@@ -44,7 +38,9 @@ def read_arguments(work: Migration) -> None:
         _read_packed_batches(work)
     if is_theirs:
         _read_lengths(work)
-        _name_trainer(work, has_mixture=has_mixture)
+        if not work.trainer and has_arguments:
+            work.trainer = "TRL" if is_trl else "Transformers"
+            work.defaults = {**(_TRL_DEFAULTS if is_trl else {}), **_DEFAULTS}
 
 
 def _read_stages(work: Migration) -> None:
@@ -70,23 +66,8 @@ def _read_stages(work: Migration) -> None:
         elif key == "stage" and word == "sft":  # in a whole manifest, others describe the expert
             work.read_as(root.pop(key), "training.config.method: sft")
         elif key == "stage" and word == "pt":
-            text = work.dataset.setdefault("text_field", with_value(root.pop(key), "text"))
-            home = f"training.dataset.text_field: {text.value} (all of it is trained on)"
-            work.read_as(item, home)
-
-
-def _name_trainer(work: Migration, *, has_mixture: bool) -> None:
-    """Tell TRL from other files with arguments of Transformers. Without PEFT it trains all weights,
-    and by itself cuts rows at 1024 tokens."""
-    is_trl = has_mixture or "dataset_name" in work.root
-    if work.trainer or not _ARGUMENTS & work.root.keys():
-        return
-    work.trainer, work.defaults = "TRL" if is_trl else "Transformers", dict(_DEFAULTS)
-    if is_trl:
-        work.defaults |= {"learning_rate": 2e-5, "max_seq_length": 1024}
-        keys = {(canonical_path(key) or key).rpartition(".")[2] for key in work.root}
-        if not keys & _ADAPTER_KEYS:
-            work.defaults["adapter_type"] = "full"
+            text = work.dataset.setdefault("text_field", with_value(root.pop(key), "text")).value
+            work.read_as(item, f"training.dataset.text_field: {text} (all of it is trained on)")
 
 
 def _read_hub_parts(work: Migration) -> None:
@@ -113,21 +94,19 @@ def _read_hub_parts(work: Migration) -> None:
 
 def _read_mixture(work: Migration) -> None:
     """Convert dataset_mixture, whose weights are shares of the rows, as here."""
-    item = take(work.root, "dataset_mixture")
-    fields, sets = item.fields(), []
-    for entry in take(fields, "datasets").entries():
+    item, sets = take(work.root, "dataset_mixture"), list[Entries]()
+    for entry in (item.get("datasets") or Item(None)).entries():
         keys = entry.fields()
         path, split, subset = (take(keys, key) for key in ("id", "split", "config"))
-        found = {"path": hub_path(path, split, subset)}
-        sets.append(found | ({"weight": keys.pop("weight")} if "weight" in keys else {}))
-        for key in [key for key in keys if key != "columns"]:
+        sets.append({"path": hub_path(path, split, subset), "weight": take(keys, "weight")})
+        for key in keys.keys() - {"columns"}:
             work.unused(keys[key])
-    if item.value is not None and not any(each["path"].value for each in sets):
+    if any(each["path"].value for each in sets):
+        put_rows(work, item, sets)
+    elif item.value is not None:
         work.refuse(item, "datasets: a list of entries with an id")
         work.seen.add("no rows")
-    elif sets:
-        put_rows(work, item, sets)
-    size = take(fields, "test_split_size")
+    size = item.get("test_split_size") or Item(None)
     if size.whole:
         text = "a number of rows there; here validation_split is a share, and 0.1 unless set"
         work.report("warning", size, text)

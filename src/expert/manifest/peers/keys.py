@@ -149,12 +149,11 @@ def _text(key: str) -> Rule:
 
 def _unfrozen(work: Migration, zone: Entries, item: Item) -> None:
     """Accept patterns that leave out a vision tower only: just the text model is loaded here."""
-    patterns = [str(each.value) for each in item.entries()]
-    if patterns and all(re.search(r"language_model|lm_head", each) for each in patterns):
+    texts = ("language_model", "lm_head")
+    if all(any(text in str(each.value) for text in texts) for each in item.entries() or [item]):
         work.unused(item, "only the text model is loaded, so nothing else is trained")
     elif item.value:
-        fix = "remove it, or train all weights: adapter_type: full"
-        work.problem(item, "parts of the model cannot be chosen", fix)
+        work.problem(item, "parts of the model cannot be chosen", "remove it")
 
 
 # --- keys that are converted last ----------------------------------------------------------------

@@ -28,25 +28,24 @@ def read_named_sets(work: Migration) -> None:
         names = [word.strip() for word in words if word.strip()]
         if not names or not isinstance(item.value, str | list):
             continue
+        info, file = _read_info(work, place)
         is_path = len(names) == 1 and place.value is None and re.search(r"[/\\.]", names[0])
-        info, folder = _read_info(work, place)
         if is_path and names[0] not in info:
             continue
         del work.root[key]
-        missing = [name for name in names if not isinstance(info.get(name), dict)]
-        if missing:
+        if missing := [name for name in names if not isinstance(info.get(name), dict)]:
             known = f"it has {', '.join(list(info)[:12])}"
             fix = known if info else f"set dataset_dir to the folder of {_INFO}, or write a path"
-            work.problem(item, f"{', '.join(missing)}: not in {folder / _INFO}", fix)
+            work.problem(item, f"{', '.join(missing)}: not in {file}", fix)
             work.seen.add("no rows")
             continue
-        sets = [_data_set(work, name, info[name], folder, item) for name in names]
+        sets = [_data_set(work, name, info[name], file.parent, item) for name in names]
         if key == "dataset":
             put_rows(work, item, trained := sets)
             continue
         path = sets[0].get("path", Item(None))
-        columns = [Item({**each, "path": path}).plain() for each in (*trained[:1], *sets)]
-        if any(each != columns[0] for each in columns) or len(sets) > 1:
+        columns = [Item({**each, "path": path}).plain() for each in (*trained[:1], sets[0])]
+        if len(sets) > 1 or columns[0] != columns[-1]:
             what = "more than one set, or other columns than the training rows"
             work.problem(item, what, "name one set with the same columns")
         elif path.value:
@@ -54,21 +53,18 @@ def read_named_sets(work: Migration) -> None:
 
 
 def _read_info(work: Migration, place: Item) -> tuple[dict[str, Any], Path]:
-    """dataset_info.json and its folder: `dataset_dir`, or data/ beside the file, beside the file
-    itself, or below the working folder, as in LLaMA-Factory."""
+    """dataset_info.json in `dataset_dir`, or in data/ beside the file, beside the file itself, or
+    in data/ of the working folder, as in LLaMA-Factory."""
     named = Path(str(place.value or "data").replace("\\", "/"))
     folders = [work.folder / named, *([] if place.value else [work.folder]), named]
-    for folder in folders:
-        try:
-            info = read_json(folder / _INFO, 5_000_000, encoding="utf-8-sig")
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            work.problem(Item(None, _INFO), f"cannot be read: {error}")
-            continue
-        if isinstance(info, dict):
-            return info, folder
-    return {}, folders[0]
+    files = [folder / _INFO for folder in folders]
+    file = next((file for file in files if file.is_file()), files[0])
+    try:
+        info = read_json(file, 5_000_000, encoding="utf-8-sig") if file.is_file() else {}
+    except (OSError, ValueError) as error:
+        work.problem(Item(None, _INFO), f"cannot be read: {error}")
+        info = {}
+    return info if isinstance(info, dict) else {}, file
 
 
 def _data_set(work: Migration, name: str, about: Any, folder: Path, item: Item) -> Entries:
@@ -83,11 +79,9 @@ def _data_set(work: Migration, name: str, about: Any, folder: Path, item: Item) 
     inside = folder.is_relative_to(work.folder)  # paths are relative to the folder of the manifest
     folder = folder.relative_to(work.folder) if inside else folder.absolute()
     found: Entries = {"max_samples": count} if count.value else {}
-    if hub.value:
-        found["path"] = with_value(item, hub_path(hub, split, subset).value)
-    elif file.value:
-        file.value = str(file.value).replace("\\", "/")
-        found["path"] = with_value(item, (folder / file.value).as_posix())
+    if hub.value or file.value:
+        local = (folder / str(file.value).replace("\\", "/")).as_posix()
+        found["path"] = with_value(item, hub_path(hub, split, subset).value if hub.value else local)
     else:
         work.problem(item, f"{name}: no file_name or hf_hub_url", "download it, write file_name")
         work.seen.add("no rows")
@@ -95,8 +89,7 @@ def _data_set(work: Migration, name: str, about: Any, folder: Path, item: Item) 
     is_text = {*parts} == {"instruction"}  # for stage: pt
     found |= {"text_field": parts["instruction"]} if is_text else mapping_of(work, parts)
     for key, entry in listed.items():
-        if key in _PREFERENCE_KEYS and entry.value:
-            work.problem(entry, *PREFERENCES)
-        elif key not in _SILENT and entry.value:
-            work.problem(entry, "not read", "only text from one file or hub data set is trained on")
+        if key not in _SILENT and entry.value:
+            unread = ("not read", "only text from one file or hub data set is trained on")
+            work.problem(entry, *(PREFERENCES if key in _PREFERENCE_KEYS else unread))
     return found

@@ -85,8 +85,6 @@ def _describe(node: Mapping[str, Any]) -> list[str]:
     kind = node.get("type")
     if node.get("format") == "memory-size":
         return ['a memory size such as "16GB"']
-    if node.get("format") == "jinja":
-        return ["the text of a template"]
     if kind in ("integer", "number"):
         return [("a whole number" if kind == "integer" else "a number") + _range(node)]
     if kind == "array":
