@@ -194,6 +194,11 @@ def test_a_key_of_set_replaces_what_it_contradicts_in_the_file(text, override, k
     assert getattr(_config(MINIMAL + text, override.partition("=")[0] + "=null"), key) != value
 
 
+def test_rslora_needs_the_rank_of_its_file():
+    assert "set alpha to alpha" in error_of(MINIMAL, overrides=["use_rslora=true"])
+    assert _config(MINIMAL, "use_rslora=false").alpha == "auto"
+
+
 def test_two_keys_of_set_and_two_of_one_file_are_told_apart():
     both = ("eval_steps=2", "evaluation_strategy=epoch")
     assert _config(MINIMAL, *both).evaluation_strategy == "epoch"

@@ -355,7 +355,7 @@ def test_several_names_become_tasks_and_plain_text_is_trained_on_for_stage_pt(tm
         ("dataset: mein,x", MINE, "dataset: mein: not in"),
         ("dataset: x,x", MINE, ""),
         ("dataset: x\ndataset_dir: elsewhere", MINE, "set dataset_dir to the folder"),
-        ("dataset: a.json\neval_dataset: x,x", MINE, "name one set"),
+        ("dataset: a.json\neval_dataset: x,x", MINE, "keep one of them"),
         ("dataset: 5", MINE, ""),
     ],
 )

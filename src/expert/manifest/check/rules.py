@@ -248,12 +248,10 @@ def _cadence(manifest: Manifest, found: Findings) -> None:
         what = "has no effect without early_stopping_patience"
         found.wrong("training.config.early_stopping_threshold", what, "add early_stopping_patience")
     data = manifest.training.dataset
-    tasks = (data.tasks or {}).values()
-    has_rows = data.validation_path or any(task.valid for task in tasks) or data.validation_split
-    if not has_rows:
-        asked = {"early_stopping_patience", "eval_steps", "evaluation_strategy"}
-        asked = {key for key in asked if getattr(config, key) not in (None, "auto", "no")}
-        for key in sorted(asked):
+    has_files = data.validation_path or any(task.valid for task in (data.tasks or {}).values())
+    for key in ("early_stopping_patience", "eval_steps", "evaluation_strategy"):
+        is_asked = getattr(config, key) not in (None, "auto", "no")
+        if is_asked and not has_files and not data.validation_split:
             found.not_used(key, "there are no validation rows (validation_split is 0)")
     falling = config.metric_for_best_model in ("eval_loss", "eval_perplexity")
     if config.greater_is_better is falling:

@@ -25,9 +25,6 @@ _SETTLED_BY = {
     "adapter_type": "use_peft use_dora rank alpha dropout target_modules quantization "
     "load_in_4bit load_in_8bit",
 }
-_ABSOLUTE = re.compile(r"[\\/~]|[A-Za-z]:")
-_TRAIN_ON_ALL = ("TRL", "Transformers")
-"""Trainers whose loss counts all tokens, unless the rows have a column of their own for answers."""
 
 
 def with_value(item: Item, value: Any) -> Item:
@@ -147,7 +144,11 @@ class Migration:
                 is_evaluation_off = key == "evaluation_strategy" and item.value in ("no", False)
                 if (item.value is not None or key in NULL_IS_A_VALUE) and not is_evaluation_off:
                     written.add(key)
-                if self.trainer and key == "output_dir" and _ABSOLUTE.match(str(item.value)):
+                if (
+                    self.trainer
+                    and key == "output_dir"
+                    and re.match(r"[\\/~]|\w:", str(item.value))
+                ):
                     fix = f"--set output_dir={item.value} writes there"
                     self.unused(item, f"runs go to runs/ beside this file; {fix}")
                     item.value = None
@@ -158,7 +159,9 @@ class Migration:
                 theirs.append(f"{key}: {shown(value)}")
             elif key == "validation_split" and not written & {key, "validation_path"}:
                 ours.append("a tenth of the rows is held out for the evaluation (validation_split)")
-        if self.trainer in _TRAIN_ON_ALL and not written & {"train_on_prompt", "text_field"}:
+        # Their loss counts all tokens, unless the rows have a column of their own for answers.
+        is_all = self.trainer in ("TRL", "Transformers")
+        if is_all and not written & {"train_on_prompt", "text_field"}:
             ours.append("only answers are trained on (train_on_prompt: true: all)")
         path = f"defaults of {self.trainer}"
         if theirs:

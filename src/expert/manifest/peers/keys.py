@@ -209,8 +209,8 @@ def _rslora(work: Migration, item: Item) -> None:
     config = work.section("training", "config")
     rank = config.get("rank", Item(None)).whole or 16
     alpha = config.get("alpha", Item(None)).whole or 2 * rank
-    if not isinstance(item.value, bool | None):
-        work.refuse(item, "true or false")
+    if not isinstance(item.value, bool | None) or (item.value and work.is_override):
+        work.refuse(item, "true or false in a file", "or set alpha to alpha × √rank")
     elif item.value:
         same = round(alpha * math.sqrt(rank))
         config["alpha"] = with_value(config.get("alpha", item), same)

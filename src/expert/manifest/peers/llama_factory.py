@@ -21,7 +21,7 @@ _SILENT = ("ms_hub_url", "om_hub_url", "tags", "formatting", "history")
 
 def read_named_sets(work: Migration) -> None:
     """Convert `dataset: a,b` and `eval_dataset`; a path stays as it is."""
-    place, trained = take(work.root, "dataset_dir"), list[Entries]()
+    place = take(work.root, "dataset_dir")
     for key in ("dataset", "eval_dataset"):
         item = work.root.get(key, Item(None))
         words = [str(each.value) for each in item.entries()] or str(item.value or "").split(",")
@@ -41,15 +41,11 @@ def read_named_sets(work: Migration) -> None:
             continue
         sets = [_data_set(work, name, info[name], file.parent, item) for name in names]
         if key == "dataset":
-            put_rows(work, item, trained := sets)
-            continue
-        path = sets[0].get("path", Item(None))
-        columns = [Item({**each, "path": path}).plain() for each in (*trained[:1], sets[0])]
-        if len(sets) > 1 or columns[0] != columns[-1]:
-            what = "more than one set, or other columns than the training rows"
-            work.problem(item, what, "name one set with the same columns")
-        elif path.value:
-            work.put("training.dataset.validation_path", path)
+            put_rows(work, item, sets)
+        elif len(sets) > 1:
+            work.problem(item, f"{len(sets)} sets of validation rows", "keep one of them")
+        elif "path" in sets[0]:
+            work.put("training.dataset.validation_path", sets[0]["path"])
 
 
 def _read_info(work: Migration, place: Item) -> tuple[dict[str, Any], Path]:
