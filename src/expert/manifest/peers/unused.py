@@ -50,6 +50,7 @@ not used
     sample_packing_group_size sample_packing_bin_size max_packed_sequence_len eval_sample_packing
     context_parallel_size tensor_parallel_size tensor_parallel_dim context_parallel_dim
     sequence_parallel_degree sequence_parallel_size parallelism_config expert_parallel_size
+    log_level log_level_replica optimizer_in_bwd eval_table_max_new_tokens low_cpu_ram
 not used: expert export --push uploads the result
     push_to_hub push_dataset_to_hub hub_*
 not used: trackers has tensorboard, wandb, mlflow and trackio
