@@ -29,11 +29,6 @@ _NAMES = {
     "save_every_n_steps": "save_steps",
     "batch_size_val": "eval_batch_size",
 }
-_NOT_USED = {
-    "loss": "the loss is the answers' cross-entropy",
-    "mixed_precision": "dtype decides",
-    "max_steps_per_epoch": "max_steps limits the whole run",
-}
 _MASKS = {"train_on_all": True, "train_on_assistant": False}
 _ARGUMENTS = {"packed": "packing", "train_on_input": "train_on_prompt"}
 
@@ -69,10 +64,6 @@ def read_torchtune(work: Migration) -> None:
     if root.get("lr_scheduler", none).value is None:
         root.pop("lr_scheduler", None)
         work.defaults |= {"lr_scheduler": "constant", "warmup_steps": 0}
-    for key, reason in _NOT_USED.items():
-        item = take(root, key)
-        if item.value:
-            work.unused(item, reason)
 
 
 def _read_model(work: Migration, fields: Entries, name: Item) -> None:

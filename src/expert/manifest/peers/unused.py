@@ -123,6 +123,10 @@ refused: that optimizer is not supported > use optim: adamw_bnb_8bit for little 
     badam_* adam_mini_* muon_* lion_*
 not used: Python classes are not run
     plugins
+not used: the loss is the answers' cross-entropy
+    loss
+not used: max_steps limits the whole run
+    max_steps_per_epoch
 refused unless false, "turn", "all": the end of answers is trained on
     train_on_eos
 refused unless false, 0, 1: every row is trained on
@@ -185,7 +189,7 @@ _METADATA_WORDS = frozenset(
     (
         *("bias", "debug", "devices", "model_type", "neftune", "padding", "profiler", "plugins"),
         *("qat", "relora", "resume", "run", "shuffle", "strict", "task_type", "tokenizer"),
-        *("tokens", "tool_format", "quantize", "iters"),
+        *("loss", "tokens", "tool_format", "quantize", "iters"),
     )
 )
 
