@@ -23,7 +23,7 @@ _SETTLED_BY = {
     "validation_split": "validation_path evaluation_strategy eval_steps early_stopping_patience",
     "load_best_model_at_end": "early_stopping_patience",
     "adapter_type": "use_peft use_dora rank alpha dropout target_modules quantization "
-    "load_in_4bit load_in_8bit",
+    "load_in_4bit load_in_8bit adapters",
 }
 
 
