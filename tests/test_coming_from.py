@@ -23,7 +23,7 @@ from tests.test_generated_documents import drawing
 FILE = ROOT / "docs" / "COMING_FROM.md"
 TEXT = FILE.read_text(encoding="utf-8")
 MODELS = {"base_model", "model_name", "model_name_or_path", "slm_name", "checkpoint_dir", "model"}
-ROWS = {"dataset", "datasets", "dataset_name", "pretraining_dataset"}
+ROWS = {"dataset", "datasets", "dataset_name", "dataset_mixture", "pretraining_dataset"}
 # Keys that identify a file of a trainer where the line alone does not.
 CONTEXT: dict[str, dict[str, Any]] = {
     "Axolotl": {"sequence_len": 64, "val_set_size": 0.1, "adapter": "lora", "learning_rate": 1e-4},

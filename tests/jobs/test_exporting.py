@@ -33,7 +33,7 @@ from expert.jobs.export.exported import Exported
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.each import each
-from tests.jobs.trained_runs import exported, finished, finished_characters
+from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -117,6 +117,16 @@ def test_a_checkpoint_is_exported_as_it_was_saved(tmp_path):
     final = load_file(finished("lora") / "final" / "adapter_model.safetensors")
     assert all(torch.equal(six[name], final[name]) for name in final)
     assert not all(torch.equal(three[name], final[name]) for name in final)
+
+
+def test_the_text_of_a_template_in_the_manifest_is_exported_with_the_tokenizer(tmp_path):
+    text = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    run = with_plan(finished("lora"), tmp_path / "run", model={"prompt_template": text})
+    exported_to(tmp_path / "out", run)
+    assert (tmp_path / "out" / "chat_template.jinja").read_text("utf-8") == text
+    assert "the chat template of the manifest" in (tmp_path / "out" / "README.md").read_text(
+        "utf-8"
+    )
 
 
 def test_whole_models_soft_prompts_and_character_models_are_exported_to_the_bit(tmp_path):

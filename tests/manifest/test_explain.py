@@ -121,12 +121,12 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
     ("name", "words"),
     [
         ("ddp_bucket_cap_mb", "Not used here: gradients are summed once per step"),
-        ("deepspeed", "Read as another key, depending on its value"),
+        ("deepspeed", "Read as training.config.distributed, by its ZeRO stage: FSDP2"),
         (
             "training.config.wandb_entity",
             "Not used here: trackers read accounts from the environment",
         ),
-        ("loraplus_lr_ratio", "Refused: it is not supported"),
+        ("loraplus_lr_ratio", "Refused: LoRA+ is not supported"),
     ],
 )
 def test_a_key_of_another_trainer_is_explained(name, words):

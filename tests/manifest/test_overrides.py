@@ -171,17 +171,41 @@ def test_a_name_of_another_trainer_does_not_bring_its_defaults(override: str):
 
 
 @each(
-    ("text", "override", "fix"),
+    ("text", "override", "key", "value"),
     [
-        ("batch_tokens: 64\n", "batch_size=8", "batch_tokens=9"),
-        ("batch_size: 8\n", "batch_tokens=64", "batch_size=auto"),
+        ("evaluation_strategy: epoch\n", "eval_steps=2", "evaluation_strategy", "steps"),
+        ("evaluation_strategy: 'no'\n", "eval_steps=2", "evaluation_strategy", "steps"),
+        ("evals_per_epoch: 1\n", "eval_steps=2", "evaluation_strategy", "steps"),
+        ("save_every: 2\n", "save_steps=2", "save_strategy", "steps"),
+        ("eval_steps: 5\neval_strategy: steps\n", "eval_every_epochs=1", "eval_strategy", "epoch"),
+        ("warmup_ratio: 0.1\n", "warmup_steps=0", "warmup_ratio", None),
+        ("batch_tokens: 64\n", "batch_size=8", "batch_tokens", None),
+        ("batch_size: 8\n", "batch_tokens=64", "batch_size", "auto"),
+        ("bf16: true\n", "fp16=true", "bf16", False),
     ],
 )
-def test_the_other_size_of_a_step_is_set_as_the_message_says(text: str, override: str, fix: str):
-    told = error_of(MINIMAL + text, overrides=[override])
-    assert f"--set {fix.partition('=')[0]}" in told
-    given = [fix] if "tokens" in fix else [override, fix]
-    assert _config(MINIMAL + text, *given).batch_tokens in (9, 64)
+def test_a_key_of_set_replaces_what_it_contradicts_in_the_file(text, override, key, value):
+    key = {"eval_strategy": "evaluation_strategy"}.get(key, key)
+    assert getattr(_config(MINIMAL + text, override), key) == value
+    told = [line for line in notices_of(MINIMAL + text, overrides=[override]) if "replaces" in line]
+    assert told == [line for line in told if f"--set {override.partition('=')[0]} replaces" in line]
+    assert len(told) == 1
+    # What says nothing else, or is set too, stays.
+    assert getattr(_config(MINIMAL + text, override.partition("=")[0] + "=null"), key) != value
+
+
+def test_rslora_needs_the_rank_of_its_file():
+    assert "set alpha to alpha" in error_of(MINIMAL, overrides=["use_rslora=true"])
+    assert _config(MINIMAL, "use_rslora=false").alpha == "auto"
+
+
+def test_two_keys_of_set_and_two_of_one_file_are_told_apart():
+    both = ("eval_steps=2", "evaluation_strategy=epoch")
+    assert _config(MINIMAL, *both).evaluation_strategy == "epoch"
+    lines = "eval_steps: 2\nevaluation_strategy: epoch\n"
+    assert _config(MINIMAL + lines).evaluation_strategy == "epoch"
+    assert any("evaluation_strategy is epoch" in line for line in notices_of(MINIMAL + lines))
+    assert "keep one of the two" in error_of(MINIMAL, overrides=["batch_size=8", "batch_tokens=64"])
 
 
 def test_only_an_option_may_name_a_path_that_leaves_the_folder():

@@ -3,14 +3,21 @@ trained is what they say, or they are refused with the reason and the way out.""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from expert.core.errors import ManifestError
 from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
 from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
 from expert.manifest.peers.keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.unused import ANSWERS, FAMILIES, answer_to
-from expert.manifest.reader import ReadManifest
+from expert.manifest.reader import ReadManifest, read_manifest
 from tests.each import each
 from tests.manifest.reading import (
     MANIFESTS,
@@ -138,7 +145,10 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
             for line in ("stage: dpo", "stage: kto", "rl: dpo")
         ),
         (f"{FACTORY}dataset: a.md\nquantization_bit: 3\n", "got 3, expected 4 or 8"),
-        (f"{MINIMAL}chat_template: '{{{{ x }}}} saying'\n", "only the name of a template is read"),
+        (f"{MINIMAL}chat_template_jinja: t.jinja\n", "only a name or the text of a template"),
+        (f"{MINIMAL}unfrozen_parameters: [layers.1]\n", "parts of the model cannot be chosen"),
+        (f"{MINIMAL}pissa_init: true\n", "write adapter_type: dora"),
+        ("model_name_or_path: tiny\ndataset_mixture: {datasets: []}\n", "a list of entries"),
         (MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n", "which is missing"),
         (f"{MINIMAL}dataset_config: en\n", "needs dataset_name, which is missing"),
         (f"{MINIMAL}epochs: int = open('/etc/passwd')\n", "expected a value"),
@@ -289,9 +299,176 @@ def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, t
     assert ours.training.config.batch_size == 4
 
 
-@each("lines", ["dataset: mine", "dataset: a,b", "dataset: x.jsonl\ndataset_dir: data"])
-def test_names_of_llama_factorys_dataset_info_are_refused(lines):
-    assert "dataset_info.json are not read" in error_of(f"{FACTORY}{lines}\n")
+def in_folder(folder: Path, text: str, info: Any) -> Path:
+    """The text as a file, beside a data folder with a dataset_info.json."""
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data" / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    (folder / "run.yaml").write_text(FACTORY + text, encoding="utf-8")
+    return folder / "run.yaml"
+
+
+MINE, YOURS = {"file_name": "mine.json"}, {"file_name": "deep\\yours.json"}
+CHAT = {"file_name": "c.json", "formatting": "sharegpt", "tags": {"role_tag": "role"}}
+HUB = {"hf_hub_url": "owner/qa", "subset": "en", "split": "full", "num_samples": 70}
+QA = {"prompt": "question", "response": "answer"}
+
+
+@each(
+    ("listed", "expected"),
+    [
+        (MINE, {"path": "data/mine.json"}),
+        ({**HUB, "columns": QA}, {"path": "owner/qa::full::en", "max_samples": 70}),
+        ({**HUB, "columns": QA}, {"field_mapping.instruction": "question"}),
+        ({**HUB, "columns": QA}, {"field_mapping.response": "answer", "field_mapping.input": None}),
+        ({**CHAT, "columns": {"messages": "dialog"}}, {"field_mapping.messages": "dialog"}),
+        ({**CHAT, "columns": {"messages": "conversations"}}, {"field_mapping": None}),
+        ({**MINE, "columns": {"prompt": "body"}}, {"text_field": "body", "field_mapping": None}),
+    ],
+)
+def test_a_name_in_dataset_info_is_read_with_its_columns(tmp_path, listed, expected):
+    data = read_manifest(in_folder(tmp_path, "dataset: x\n", {"x": listed})).manifest
+    for key, value in expected.items():
+        assert attrgetter(key)(data.training.dataset) == value
+
+
+def test_several_names_become_tasks_and_plain_text_is_trained_on_for_stage_pt(tmp_path):
+    info = {"mine": MINE, "yours": YOURS, "web": {**MINE, "columns": {"prompt": "content"}}}
+    lines = "dataset: mine,yours\neval_dataset: yours\n"
+    data = read_manifest(in_folder(tmp_path, lines, info)).manifest.training.dataset
+    tasks = {name: task.train for name, task in (data.tasks or {}).items()}
+    assert tasks == {"mine": "data/mine.json", "yours": "data/deep/yours.json"}
+    assert data.validation_path == "data/deep/yours.json"
+    file = in_folder(tmp_path, "dataset: web\n", info)
+    file.write_text(file.read_text("utf-8").replace("sft", "pt"), "utf-8")
+    assert read_manifest(file).manifest.training.dataset.text_field == "content"
+
+
+@each(
+    ("lines", "about", "words"),
+    [
+        ("dataset: x", {**MINE, "ranking": True}, "x.ranking: preference rows"),
+        ("dataset: x", {**MINE, "columns": {"images": "images"}}, "x.images: not read"),
+        ("dataset: x", {"ms_hub_url": "owner/a"}, "x: no file_name"),
+        ("dataset: x", {**MINE, "folder": "a"}, "x.folder: not read"),
+        ("dataset: x", {"file_name": "../a.json"}, "may not leave its folder"),
+        ("dataset: mein", MINE, "(it has x)"),
+        ("dataset: mein,x", MINE, "dataset: mein: not in"),
+        ("dataset: x,x", MINE, ""),
+        ("dataset: x\ndataset_dir: elsewhere", MINE, "set dataset_dir to the folder"),
+        ("dataset: a.json\neval_dataset: x,x", MINE, "keep one of them"),
+        ("dataset: 5", MINE, ""),
+    ],
+)
+def test_what_cannot_be_read_of_a_listed_set_is_refused_by_name(tmp_path, lines, about, words):
+    file = in_folder(tmp_path, f"{lines}\n", {"x": about})
+    if not words:
+        with suppress(ManifestError):
+            read_manifest(file)
+        return
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(file)
+    assert words in str(caught.value)
+    assert "there is no data" not in str(caught.value)
+
+
+def test_dataset_info_is_found_from_above_both_folders_and_may_be_broken(tmp_path, monkeypatch):
+    file = in_folder(tmp_path, "dataset: x\n", {"x": MINE})
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path)
+    made = read_manifest(file.rename(tmp_path / "examples" / "run.yaml")).manifest
+    assert made.training.dataset.path == (tmp_path / "data" / "mine.json").as_posix()
+    file = in_folder(tmp_path, "dataset: rows.jsonl\n", [])
+    assert read_manifest(file).manifest.training.dataset.path == "rows.jsonl"
+    file = in_folder(tmp_path, "dataset: a,b\n", {})
+    (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ManifestError, match=r"dataset_info\.json: cannot be read"):
+        read_manifest(file)
+
+
+TRL = "model_name_or_path: tiny\ndataset_name: owner/set\n"
+NO_ROWS = axolotl("  - rows.jsonl").replace("val_set_size: 0.1", "train_on_inputs: false")
+
+
+@each(
+    ("text", "expected"),
+    [
+        (
+            f"{FACTORY}dataset: a.jsonl\n",
+            "validation_split=0 load_best_model_at_end=False lr_scheduler=linear warmup_steps=0",
+        ),
+        (f"{FACTORY}dataset: a.jsonl\nval_size: 0.2\n", "validation_split=0.2"),
+        (f"{FACTORY}dataset: a.jsonl\nwarmup_ratio: 0.1\n", "warmup_ratio=0.1 warmup_steps=None"),
+        (f"{FACTORY}dataset: a.jsonl\neval_dataset: b.json\n", "validation_split=0.1"),
+        (f"{FACTORY}dataset: a.jsonl\neval_strategy: 'no'\n", "validation_split=0"),
+        (f"{FACTORY}dataset: a.jsonl\neval_strategy: epoch\n", "validation_split=0.1"),
+        (f"{FACTORY}dataset: a.jsonl\nearly_stopping_steps: 2\n", "load_best_model_at_end=auto"),
+        (TRL, "validation_split=0 adapter_type=full max_seq_length=1024 lr_scheduler=linear"),
+        (f"{TRL}lora_r: 4\nmax_length: 64\n", "adapter_type=lora max_seq_length=64"),
+        (f"{TRL}training_args: {{lr_scheduler_type: cosine}}\n", "lr_scheduler=cosine"),
+        (trl(""), "validation_split=0 adapter_type=lora max_seq_length=auto"),
+        (NO_ROWS, "validation_split=0 epochs=1 lr_scheduler=cosine warmup_steps=None"),
+        (ALPACA, "validation_split=0 max_grad_norm=0 warmup_steps=0"),
+        (f"{MINIMAL}cutoff_len: 64\n", "validation_split=0.1 lr_scheduler=cosine rank=auto"),
+        (f"{MINIMAL}training:\n  train_file: a.jsonl\n", "validation_split=0.1"),
+        (WHOLE.replace("base_model:", "model_name:"), "validation_split=0.1"),
+    ],
+)
+def test_what_a_file_leaves_out_means_what_it_means_to_its_trainer(text, expected):
+    training = read(text).manifest.training
+    for key, value in (pair.split("=") for pair in expected.split()):
+        found = getattr(training.config, key, None) if key != "validation_split" else None
+        found = training.dataset.validation_split if key == "validation_split" else found
+        assert f"{found:g}" == value if isinstance(found, float) else str(found) == value, key
+
+
+def test_a_mixture_becomes_tasks_with_their_weights():
+    sets = "{id: owner/a, split: train_sft, config: en, columns: [messages], weight: 0.5}"
+    text = f"model_name_or_path: tiny\ndataset_mixture:\n  datasets: [{sets}, {{id: owner/a}}]\n"
+    data = read(f"{text}  test_split_size: 0.05\n").manifest.training.dataset
+    tasks = {name: (task.train, task.weight) for name, task in (data.tasks or {}).items()}
+    assert tasks == {"a": ("owner/a::train_sft::en", 0.5), "a-2": ("owner/a", 1)}
+    assert data.validation_split == 0.05
+    rows = read(f"{text}  test_split_size: 1000\n")
+    assert "warning" in kinds(rows, "test_split_size")
+    single = f"model_name_or_path: tiny\ndataset_mixture: {{datasets: [{sets}]}}\n"
+    assert "there is only one data set" in error_of(single)
+
+
+def test_an_absolute_output_folder_of_another_trainer_moves_into_the_run_folder():
+    made = read(f"{ALPACA}output_dir: /tmp/there\n")
+    assert made.manifest.training.config.output_dir is None
+    [line] = [n for n in map(str, made.notices) if "output_dir" in n]
+    assert "--set output_dir=/tmp/there writes there" in line
+    assert read(f"{ALPACA}output_dir: there\n").manifest.training.config.output_dir == "there"
+    assert "may write only inside" in error_of(f"{MINIMAL}output_dir: /tmp/there\n")
+
+
+@each(
+    ("text", "path", "value"),
+    [
+        ("use_rslora: true\nlora_r: 16\nlora_alpha: 8\n", "config.alpha", 32),
+        ("peft_use_rslora: true\nlora_r: 4\n", "config.alpha", 16),
+        ("use_rslora: false\nlora_alpha: 8\n", "config.alpha", 8),
+        ("chat_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
+        ("chat_template_jinja: '{% if X %}'\n", "model.prompt_template", "{% if X %}"),
+        ("prompt_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
+        ("unfrozen_parameters: ['^model.language_model']\n", "config.adapter_type", "lora"),
+    ],
+)
+def test_rslora_keeps_its_scale_and_a_template_its_text(text, path, value):
+    assert value_at(read(MINIMAL + text), path) == value
+
+
+def test_defaults_of_another_trainer_are_named_in_one_line():
+    [line] = [n for n in notices_of(f"{FACTORY}dataset: a.jsonl\n") if n.startswith("defaults")]
+    assert line.startswith("defaults of LLaMA-Factory: note: learning_rate: 5e-05, ")
+    assert "validation_split: 0" in line
+    told = [n for n in notices_of(f"{TRL}eval_strategy: epoch\n") if n.startswith("defaults")]
+    assert len(told) == 2
+    assert told[1].startswith("defaults of TRL: warning: not kept: a tenth of the rows is held out")
+    assert "only answers are trained on" in told[1]
+    assert not any(": warning" in n for n in notices_of(f"{TRL}completion_only_loss: true\n"))
+    assert read(f"{TRL}", overrides=["rank=4"]).manifest.training.config.adapter_type == "full"
 
 
 # --- FSDP and DeepSpeed --------------------------------------------------------------------------

@@ -74,6 +74,12 @@ def test_a_problem_has_the_path_and_the_line_of_what_is_wrong(text: str, problem
             "line 3: dataloader_persistent_workers: not used here: workers stay for the whole run",
         ),
         ("attention: sdpa\nflash_attention_2: false\npacking: false", None),
+        ("validation_path: b.jsonl\nvalidation_split: 0\nearly_stopping_patience: 2", None),
+        (
+            "validation_split: 0\nearly_stopping_patience: 2",
+            "line 4: early_stopping_patience: not used here: there are no validation rows "
+            "(validation_split is 0)",
+        ),
         ("attention: sdpa\npacking: false", None),
         ("greater_is_better: true\nmetric_for_best_model: eval_token_accuracy", None),
         (

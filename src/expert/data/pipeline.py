@@ -54,6 +54,7 @@ from expert.data.tokens.token_rows import TokenRows
 from expert.data.tokens.tokenise import TokeniseJob
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.kinds import is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Remark
 from expert.planning.plan import folder_name
@@ -185,7 +186,7 @@ def open_pipeline(
     if not has_tokenizer:
         # By name, without the tokenizer; ChatML in place of the tokenizer's.
         asked = plan.model.prompt_template or "tokenizer"
-        asked = "chatml" if asked == "tokenizer" else asked
+        asked = "chatml" if asked == "tokenizer" or is_jinja(asked) else asked
         template = named_template(asked, eos="<eos>", bos="<bos>")
     elif plan.model.name == CHAR_GPT:
         assert sources.train is not None, "the character model has one text"

@@ -13,6 +13,7 @@ from expert.core.errors import ExpertError
 from expert.manifest.check.spelling import closest
 from expert.manifest.migrate import aliases
 from expert.manifest.migrate.aliases import CONFIG, DATASET, canonical_path
+from expert.manifest.peers.distributed import FSDP_DOES_IT
 from expert.manifest.peers.keys import CONVERTED
 from expert.manifest.peers.unused import answer_to
 from expert.manifest.schema.expectations import expected, resolve, schema
@@ -173,6 +174,8 @@ def _of_another_trainer(wanted: str, name: str) -> list[KeyHelp]:
         kind = "Refused" if answer.refused else "Not used here"
         parts = [f"{kind}: {answer.reason}" if answer.reason else kind, answer.fix]
         meaning = f"{'; '.join(filter(None, parts))}."
+    elif name in ("deepspeed", "deepspeed_config"):
+        meaning = f"Read as training.config.distributed, by its ZeRO stage: {FSDP_DOES_IT}."
     elif name in CONVERTED:
         meaning = "Read as another key, depending on its value: see expert manifest check."
     return [KeyHelp(wanted, "a key of another trainer", "", meaning)] if meaning else []

@@ -58,7 +58,7 @@ def interpret_document(
     remember_secrets([root.plain(), set_values])
     problems = list(document.problems)
     top_level_only = root.get("training") is None
-    work = migrate(root)
+    work = migrate(root, document.folder)
     overridden = apply_overrides(root, overrides)
     complete_layout(work)
     if root.get("name") is None:  # the file's, or the folder's for manifest.* and config.*

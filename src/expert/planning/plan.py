@@ -232,8 +232,9 @@ def _settle_data(draft: PlanDraft) -> None:
     else:
         words = f"{data.validation_split:.0%} of the training rows"
         because = f"split off with seed {config.seed}"
-    written = {"validation_split", "validation_path", "tasks", "streaming"} & data.model_fields_set
-    draft.settle("data.validation", words, because, "manifest" if written else "preset")
+    written = {"validation_split", "validation_path", "streaming"} & data.model_fields_set
+    is_set = bool(written) or draft.has_validation_file
+    draft.settle("data.validation", words, because, "manifest" if is_set else "preset")
     draft.settle("data.overlong", *draft.overlong)
     for key in ("train_on_prompt", "tokenize"):
         draft.settle_from_config(f"data.{key}", key)

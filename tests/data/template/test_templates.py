@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from expert.data.records import DataError, Example, Segment, Turn
 from expert.data.template.templates import LAYOUTS, Template, named_template
+from expert.data.template.text_tools import text_tools
 from expert.manifest.schema.kinds import PromptTemplate
 from tests.each import each
 
@@ -149,6 +152,17 @@ def test_a_template_knows_what_ends_an_answer_and_leaves_a_bos_to_the_encoder():
     # Unless it is the marker that opens a turn.
     assert named_template("chatml", eos="<|im_end|>", bos="<|im_start|>").adds_bos
     assert not named_template("chatml", eos="<|im_end|>").adds_bos
+
+
+def test_the_text_of_a_template_in_the_manifest_is_used_instead_of_the_tokenizers():
+    folder = Path(str(files("expert.model"))) / "tiny"
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+    source += "{% if add_generation_prompt %}<assistant>{% endif %}"
+    encoder, template = text_tools(folder, source)
+    assert template.prompt([USER]) == "<user>Q</user><assistant>"
+    assert template.segments(Example((USER, ANSWER)))[-1] == Segment("A</assistant>", learn=True)
+    assert text_tools(folder, "tokenizer")[1].prompt([USER]) != template.prompt([USER])
+    assert encoder.special.chat_template != source
 
 
 @each("name", LAYOUTS)

@@ -11,14 +11,16 @@ from pathlib import Path
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import Template, named_template
 from expert.data.tokens.encoder import TextEncoder, read_special_tokens
+from expert.manifest.schema.kinds import is_jinja
 
 
 def text_tools(folder: Path, prompt_template: str | None) -> tuple[TextEncoder, Template]:
     """The tokenizer of a folder, and the named template or the tokenizer's own."""
     special = read_special_tokens(folder)
     name = prompt_template or "tokenizer"
-    if name == "tokenizer" and special.chat_template:
-        template = _compiled(special.chat_template, special.bos, special.eos)
+    source = name if is_jinja(name) else special.chat_template
+    if source and name in ("tokenizer", source):
+        template = _compiled(source, special.bos, special.eos)
     else:
         name = "chatml" if name == "tokenizer" else name
         template = named_template(name, eos=special.eos, bos=special.bos)

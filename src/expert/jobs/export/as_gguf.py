@@ -47,7 +47,7 @@ from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.quality import QualityCheck
 from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import data_folder
-from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.kinds import ADAPTERS, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
 from expert.planning.run_plan import RunPlan
@@ -243,7 +243,8 @@ def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary
     assert expected.prompt_format is not None
     family = family_of(model.config)
     # As in training: the tokenizer's, or that of a layout named in the manifest.
-    chat_template = encoder.special.chat_template or ""
+    own = trained.plan.model.prompt_template or ""
+    chat_template = own if is_jinja(own) else encoder.special.chat_template or ""
     if isinstance(template, NamedTemplate):
         chat_template = jinja_of(template)
     words = vocabulary(

@@ -117,6 +117,7 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
     alone = plan.adapter.type == "none" and len(prompts) == 1
     folders = ["" if alone else f"/soft_prompts/{each}" for each in prompts]
     environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
+    environment.tests["jinja_text"] = is_jinja
     environment.filters |= {
         "json": json.dumps,
         "md": in_markdown,

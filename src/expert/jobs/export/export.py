@@ -53,7 +53,7 @@ from expert.jobs.export.push import write_export_record
 from expert.jobs.export.quality import ROWS
 from expert.jobs.export.servers import problems
 from expert.jobs.validate.saved_verdict import read_verdict
-from expert.manifest.schema.kinds import ADAPTERS, QUANTISED
+from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, is_jinja
 from expert.model.base_folder import copy_tokenizer
 from expert.model.device_memory import release_memory
 from expert.run.stored.choose_checkpoint import choose
@@ -253,15 +253,16 @@ def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> N
 
 
 def _write_chat_template(trained: Trained, target: Path) -> None:
-    """Write the chat template of a layout named in the manifest, which the tokenizer's files do not
-    have."""
+    """Write the chat template of the manifest, which the tokenizer's files do not have."""
     from expert.data.template.templates import NamedTemplate
 
-    if not isinstance(trained.template, NamedTemplate):
-        return
     encoder: Any = trained.encoder
-    start = encoder.decode(encoder.prefix) if encoder.prefix else ""
-    (target / CHAT_TEMPLATE).write_text(jinja_of(trained.template, start), encoding="utf-8")
+    text = trained.plan.model.prompt_template or ""
+    if isinstance(trained.template, NamedTemplate):
+        text = jinja_of(trained.template, encoder.decode(encoder.prefix) if encoder.prefix else "")
+    elif not is_jinja(text):
+        return
+    (target / CHAT_TEMPLATE).write_text(text, encoding="utf-8")
     file = target / "tokenizer_config.json"
     if file.is_file():
         settings = read_object(file)

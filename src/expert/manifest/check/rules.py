@@ -141,12 +141,7 @@ def _steps(manifest: Manifest, found: Findings) -> None:
         found.not_used("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} takes precedence")
     if config.batch_tokens is not None and config.batch_size != "auto":
         what = f"sets the size of a step, and so does batch_size ({config.batch_size})"
-        fix = "keep one of the two"
-        if found.item("training.config.batch_size").from_command_line:
-            fix = "use --set batch_tokens=N"
-        elif found.item(path).from_command_line:
-            fix = "add --set batch_size=auto"
-        found.wrong(path, what, fix)
+        found.wrong(path, what, "keep one of the two")
     if config.batch_tokens is not None and manifest.training.dataset.streaming:
         what = "streamed rows are not counted in advance, so tokens cannot be converted to rows"
         found.wrong(path, what, "write batch_size: rows per step")
@@ -252,6 +247,12 @@ def _cadence(manifest: Manifest, found: Findings) -> None:
     if config.early_stopping_patience is None and config.early_stopping_threshold:
         what = "has no effect without early_stopping_patience"
         found.wrong("training.config.early_stopping_threshold", what, "add early_stopping_patience")
+    data = manifest.training.dataset
+    has_files = data.validation_path or any(task.valid for task in (data.tasks or {}).values())
+    for key in ("early_stopping_patience", "eval_steps", "evaluation_strategy"):
+        is_asked = getattr(config, key) not in (None, "auto", "no")
+        if is_asked and not has_files and not data.validation_split:
+            found.not_used(key, "there are no validation rows (validation_split is 0)")
     falling = config.metric_for_best_model in ("eval_loss", "eval_perplexity")
     if config.greater_is_better is falling:
         text = f"applied, although lower {config.metric_for_best_model} is better"

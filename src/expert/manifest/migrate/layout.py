@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 from expert.manifest.migrate import aliases
@@ -26,9 +27,9 @@ _MAY_BE_NULL = (
 )
 
 
-def migrate(root: Item, *, is_override: bool = False) -> Migration:
+def migrate(root: Item, folder: Path = Path(), *, is_override: bool = False) -> Migration:
     """Move every key under `root` to its 2.0 place."""
-    work = Migration(root.fields(), is_override=is_override)
+    work = Migration(root.fields(), folder, is_override=is_override)
     for zone in (work.root, work.section("training")):
         for key in _MAY_BE_NULL:
             if key in zone and zone[key].value is None:
@@ -81,6 +82,7 @@ def _read_other_trainers(work: Migration) -> None:
         convert_keys(work, zone)
         # `bias` under `model` belongs to the character model, not to an adapter.
         report_unused(work, zone, keep="bias" if model and zone is model.value else "")
+    work.put_defaults()
 
 
 def complete_layout(work: Migration) -> None:

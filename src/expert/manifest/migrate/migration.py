@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from expert.core.errors import Problem
@@ -15,6 +17,14 @@ from expert.manifest.text.item import Item, shown
 Entries = dict[str, Item]
 NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
 """Keys of training.config whose null is not the same as leaving them out."""
+# Keys that settle a default too: an evaluation needs rows, early stopping the best checkpoint.
+_SETTLED_BY = {
+    "warmup_steps": "warmup_ratio",
+    "validation_split": "validation_path evaluation_strategy eval_steps early_stopping_patience",
+    "load_best_model_at_end": "early_stopping_patience",
+    "adapter_type": "use_peft use_dora rank alpha dropout target_modules quantization "
+    "load_in_4bit load_in_8bit adapters",
+}
 
 
 def with_value(item: Item, value: Any) -> Item:
@@ -42,12 +52,18 @@ def take(entries: Entries, key: str) -> Item:
 @dataclass
 class Migration:
     root: Entries
+    folder: Path = Path()
+    """Of the file, to look up names of data sets."""
     notices: list[Notice] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     later: list[tuple[Callable[[Migration, Item], None], Item]] = field(default_factory=list)
     """Conversions that need all other keys in place first."""
     seen: set[str] = field(default_factory=set)
     """Facts about another trainer's file, such as "no rows"."""
+    trainer: str = ""
+    """Whose file it is; "" for one of Expert, or if it does not show."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Of that trainer, where ours would train on something else."""
     is_override: bool = False
     """Whether this is a value of --set: a file of another trainer leaves keys to that trainer, a
     single value does not."""
@@ -116,17 +132,42 @@ class Migration:
         if key == "save_every_epochs" and item.value is not None:
             entries.setdefault("save_strategy", with_value(item, "epoch"))
 
-    def put_default(self, key: str, value: str | float, trainer: str) -> None:
-        """Set a key of training.config that another trainer's file leaves to that trainer."""
-        home = f"training.config.{key}"
-        is_set = any(
-            canonical_path(name) == home and (item.value is not None or key in NULL_IS_A_VALUE)
-            for zone in (self.root, self.section("training"))
-            for name, item in zone.items()
-        )
-        if not is_set and not self.is_override and not self.is_expert_manifest:
-            self.root[key] = Item(value, key)
-            self.read_as(self.root[key], f"{home}: {value} ({trainer}'s default)")
+    def put_defaults(self) -> None:
+        """Set what a file of another trainer leaves to that trainer, and name it in one line."""
+        has_sections = self.root.get("training", Item(None)).line is not None  # as in Expert's own
+        if self.is_override or self.is_expert_manifest or has_sections:
+            return
+        written = set()
+        for zone in (self.root, self.section("training"), self.dataset):
+            for name, item in zone.items():
+                key = (canonical_path(name) or name).rpartition(".")[2]
+                is_evaluation_off = key == "evaluation_strategy" and item.value in ("no", False)
+                if (item.value is not None or key in NULL_IS_A_VALUE) and not is_evaluation_off:
+                    written.add(key)
+                if (
+                    self.trainer
+                    and key == "output_dir"
+                    and re.match(r"[\\/~]|\w:", str(item.value))
+                ):
+                    fix = f"--set output_dir={item.value} writes there"
+                    self.unused(item, f"runs go to runs/ beside this file; {fix}")
+                    item.value = None
+        theirs, ours = [], []
+        for key, value in self.defaults.items():
+            if not written & {key, *_SETTLED_BY.get(key, "").split()}:
+                self.root[key] = Item(value, canonical_path(key) or key)
+                theirs.append(f"{key}: {shown(value)}")
+            elif key == "validation_split" and not written & {key, "validation_path"}:
+                ours.append("a tenth of the rows is held out for the evaluation (validation_split)")
+        # Their loss counts all tokens, unless the rows have a column of their own for answers.
+        is_all = self.trainer in ("TRL", "Transformers")
+        if is_all and not written & {"train_on_prompt", "text_field"}:
+            ours.append("only answers are trained on (train_on_prompt: true: all)")
+        path = f"defaults of {self.trainer}"
+        if theirs:
+            self.notices.append(Notice("note", path, ", ".join(theirs)))
+        if ours:
+            self.notices.append(Notice("warning", path, f"not kept: {'; '.join(ours)}"))
 
     def put_batch_tokens(self, count: Item, length: int) -> None:
         """Set batch_tokens to `count` packed sequences of `length` tokens: batch_size of Expert

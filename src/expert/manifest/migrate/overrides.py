@@ -14,6 +14,17 @@ from expert.manifest.migrate.migration import Migration, with_value
 from expert.manifest.text.item import MAX_DEPTH, Item, join
 
 _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
+# A key of --set, and what it implies for another key of the file.
+_IMPLIED = (
+    ("eval_steps", "evaluation_strategy", "steps"),
+    ("save_steps", "save_strategy", "steps"),
+    ("eval_every_epochs", "evaluation_strategy", "epoch"),
+    ("warmup_steps", "warmup_ratio", None),
+    ("batch_size", "batch_tokens", None),
+    ("batch_tokens", "batch_size", "auto"),
+    ("fp16", "bf16", False),
+    ("bf16", "fp16", False),
+)
 
 
 class OverrideError(ExpertError):
@@ -80,6 +91,14 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
             root.fields()["base_models"] = layer.fields()["base_models"]
         else:
             _overlay(root.fields(), layer.fields())
+    config = (root.get("training", "config") or Item(None)).fields()
+    for key, other, value in _IMPLIED:
+        item, present = config.get(key, Item(None)), config.get(other, Item(None))
+        is_from_file = present.value not in (None, "auto", value) and not present.from_command_line
+        is_set = item.from_command_line and item.value not in (None, "auto")
+        if is_set and item.value is not False and is_from_file:
+            work.unused(present, f"{item.path} replaces it")
+            config[other] = with_value(item, value)
     return work
 
 

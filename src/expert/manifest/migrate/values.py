@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from expert.manifest.migrate.migration import Entries, Migration, with_value
-from expert.manifest.schema.kinds import Tracker
+from expert.manifest.schema.kinds import Tracker, is_jinja
 from expert.manifest.text.item import Item
 
 _QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")
@@ -104,7 +104,7 @@ def _portable_paths(root: Item) -> None:
 def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any, Any]]) -> None:
     for key, spellings in table.items():
         item = entries.get(key)
-        if item is None or not isinstance(item.value, str | bool):
+        if item is None or not isinstance(item.value, str | bool) or is_jinja(str(item.value)):
             continue
         spelling = item.value.lower() if isinstance(item.value, str) else item.value
         known = spellings.get(spelling)

@@ -4,8 +4,9 @@ their stages, parts of hub data sets, packed batches and lengths."""
 from __future__ import annotations
 
 from expert.manifest.migrate.aliases import canonical_path
-from expert.manifest.migrate.migration import Migration, take, with_value
-from expert.manifest.peers.rows import hub_path
+from expert.manifest.migrate.migration import Entries, Migration, take, with_value
+from expert.manifest.peers.llama_factory import read_named_sets
+from expert.manifest.peers.rows import hub_path, put_rows
 from expert.manifest.text.item import Item
 
 # Model keys of TRL, Transformers, LLaMA-Factory and Unsloth.
@@ -15,28 +16,43 @@ _LLAMA_FACTORY_KEYS = {
     *("stage", "finetuning_type", "lora_target", "cutoff_len", "neat_packing", "dataset_dir"),
     "quantization_bit",
 }
+# Where ours would train differently.
+_DEFAULTS = {
+    **{"validation_split": 0, "load_best_model_at_end": False},
+    **{"lr_scheduler": "linear", "warmup_steps": 0},
+}
+_TRL_DEFAULTS = {"adapter_type": "full", "learning_rate": 2e-5, "max_seq_length": 1024}
 OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
 """Values of `stage` and `rl` that are not supervised fine-tuning."""
 
 
 def read_arguments(work: Migration) -> None:
     _read_stages(work)
+    has_arguments = bool({"model_name_or_path", "per_device_train_batch_size"} & work.root.keys())
+    is_trl = bool({"dataset_name", "dataset_mixture"} & work.root.keys())
     _read_hub_parts(work)
+    _read_mixture(work)
     is_theirs = bool(_MODEL_NAMES & work.root.keys()) and not work.is_expert_manifest
     in_model = work.root.get("model", Item(None)).fields().keys()
     if is_theirs or _MODEL_NAMES & in_model:
         _read_packed_batches(work)
     if is_theirs:
         _read_lengths(work)
+        if not work.trainer and has_arguments:
+            work.trainer = "TRL" if is_trl else "Transformers"
+            work.defaults = {**(_TRL_DEFAULTS if is_trl else {}), **_DEFAULTS}
 
 
 def _read_stages(work: Migration) -> None:
-    """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT, and names of
-    LLaMA-Factory's dataset_info.json."""
+    """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT."""
     root, none = work.root, Item(None)
     is_factory = bool(_LLAMA_FACTORY_KEYS & root.keys()) and not work.is_expert_manifest
-    if is_factory and "stage" in root and root.get("finetuning_type", Item("lora")).value == "lora":
-        work.put_default("rank", 8, "LLaMA-Factory")
+    if is_factory and {"stage", "finetuning_type"} & root.keys():
+        work.trainer, work.defaults = "LLaMA-Factory", {"learning_rate": 5e-5, **_DEFAULTS}
+        if root.get("finetuning_type", Item("lora")).value == "lora":
+            work.defaults["rank"] = 8
+    if is_factory:
+        read_named_sets(work)
     for key in ("stage", "rl"):
         item = root.get(key, none)
         word = str(item.value).lower()
@@ -50,23 +66,13 @@ def _read_stages(work: Migration) -> None:
         elif key == "stage" and word == "sft":  # in a whole manifest, others describe the expert
             work.read_as(root.pop(key), "training.config.method: sft")
         elif key == "stage" and word == "pt":
-            work.dataset.setdefault("text_field", with_value(root.pop(key), "text"))
-            work.read_as(item, "training.dataset.text_field: text (all of it is trained on)")
-    place = take(root, "dataset_dir") if is_factory else none
-    for key in ("dataset", "eval_dataset") if is_factory else ():
-        item = root.get(key, none)
-        text = str(item.value)
-        is_path = ("/" in text or "\\" in text or "." in text) and "," not in text
-        if isinstance(item.value, str | list) and (place.value is not None or not is_path):
-            del root[key]
-            work.seen.add("no rows")
-            what = "names of LLaMA-Factory's dataset_info.json are not read"
-            work.problem(item, what, "write training.dataset.path: FILE, or tasks for several")
+            text = work.dataset.setdefault("text_field", with_value(root.pop(key), "text")).value
+            work.read_as(item, f"training.dataset.text_field: {text} (all of it is trained on)")
 
 
 def _read_hub_parts(work: Migration) -> None:
     """Convert dataset_config, dataset_train_split and dataset_test_split."""
-    if any(work.root.get(key, Item(None)).value for key in ("dataset_mixture", "dataset_mixer")):
+    if work.root.get("dataset_mixer", Item(None)).value:
         work.seen.add("no rows")  # refused
     names = [f"dataset_{part}" for part in ("config", "train_split", "test_split")]
     config, train, test = (take(work.root, name) for name in names)
@@ -84,6 +90,28 @@ def _read_hub_parts(work: Migration) -> None:
         if test.value is not None:
             held_out = work.dataset.setdefault("validation_path", hub_path(path, test, config))
             work.read_as(test, f"training.dataset.validation_path: {held_out.value}")
+
+
+def _read_mixture(work: Migration) -> None:
+    """Convert dataset_mixture, whose weights are shares of the rows, as here."""
+    item, sets = take(work.root, "dataset_mixture"), list[Entries]()
+    for entry in (item.get("datasets") or Item(None)).entries():
+        keys = entry.fields()
+        path, split, subset = (take(keys, key) for key in ("id", "split", "config"))
+        sets.append({"path": hub_path(path, split, subset), "weight": take(keys, "weight")})
+        for key in keys.keys() - {"columns"}:
+            work.unused(keys[key])
+    if any(each["path"].value for each in sets):
+        put_rows(work, item, sets)
+    elif item.value is not None:
+        work.refuse(item, "datasets: a list of entries with an id")
+        work.seen.add("no rows")
+    size = item.get("test_split_size") or Item(None)
+    if size.whole:
+        text = "a number of rows there; here validation_split is a share, and 0.1 unless set"
+        work.report("warning", size, text)
+    elif size.value is not None:
+        work.put("training.dataset.validation_split", size)
 
 
 def _read_packed_batches(work: Migration) -> None:

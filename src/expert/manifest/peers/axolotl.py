@@ -41,6 +41,8 @@ def read_axolotl(work: Migration) -> None:
     if not work.is_expert_manifest:  # micro_batch_size is ours
         if signs:
             _batches(work, is_certain=len(signs) > 1)
+            work.trainer = "Axolotl" if len(signs) > 1 else work.trainer
+            work.defaults |= {"validation_split": 0, "epochs": 1} if len(signs) > 1 else {}
         named = root.get("adapter") or root.get("adapter_type") or Item(None, "adapter")
         if len(signs) > 1 and not named.value:
             root.pop("adapter", None)

@@ -24,6 +24,7 @@ _TYPES: dict[Any, str | None] = {
     **dict.fromkeys(("no", False, "deepspeed"), None),  # YAML reads a bare NO as false
 }
 _STAGE_IN_A_NAME = re.compile(r"(?:zero|stage|z|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
+FSDP_DOES_IT = "FSDP2, a part of torch, does the work of DeepSpeed here"
 _DEEPSPEED_VALUES = {
     "train_micro_batch_size_per_gpu": "batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
@@ -71,9 +72,9 @@ def _deepspeed(work: Migration, zone: Entries, item: Item) -> None:
         name = PurePosixPath(item.value.replace("\\", "/")).stem
         if stage := _STAGE_IN_A_NAME.search(name):
             work.convert(zone, "distributed", _STAGES[int(stage[1])], item)
-            work.unused(item, "only the stage in its name is read")
+            work.unused(item, f"only the stage in its name is read: {FSDP_DOES_IT}")
         else:
-            work.report("warning", item, "not read: distributed: auto decides")
+            work.report("warning", item, f"not read, distributed: auto decides: {FSDP_DOES_IT}")
         return
     if not isinstance(item.value, dict):
         work.refuse(item, "the path of a ZeRO config, or an object")

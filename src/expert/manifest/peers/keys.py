@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, get_args
@@ -21,7 +22,7 @@ from expert.manifest.migrate.migration import (
     with_value,
 )
 from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
-from expert.manifest.schema.kinds import Tracker
+from expert.manifest.schema.kinds import Tracker, is_jinja
 from expert.manifest.text.item import Item, shown
 
 _MEDIA_TEMPLATE = re.compile(
@@ -57,11 +58,15 @@ def convert_keys(work: Migration, zone: Entries) -> None:
 
 
 def _template(work: Migration, zone: Entries, item: Item) -> None:
-    """Convert `template` and `chat_template`: a template of that name, or the tokenizer's."""
+    """Convert `template` and `chat_template`: the text of a template, one of that name, or the
+    tokenizer's."""
     word = str(item.value).lower()
-    if not isinstance(item.value, str) or "{{" in word or "{%" in word:
-        fix = "put a template into the base model's tokenizer_config.json"
-        work.problem(item, "only the name of a template is read", fix)
+    if is_jinja(word):
+        zone["prompt_template"] = item
+        work.read_as(item, "base_models[0].prompt_template: the text in this file")
+    elif not isinstance(item.value, str) or item.key == "chat_template_jinja":
+        fix = "write its text, with {% and {{, or leave it out for the tokenizer's"
+        work.problem(item, "only a name or the text of a template is read", fix)
     elif _MEDIA_TEMPLATE.search(word):
         fix = "only text is trained: name a model and a template for text"
         work.problem(item, f"{word} is a template for images or sound", fix)
@@ -70,7 +75,7 @@ def _template(work: Migration, zone: Entries, item: Item) -> None:
     elif word == "empty":
         fix = "name the column with the whole text: training.dataset.text_field"
         work.problem(item, "empty: rows without a template", fix)
-    elif word != "jinja":  # chat_template_jinja is refused
+    elif word != "jinja":  # chat_template_jinja has it
         work.convert(zone, "prompt_template", "auto", item)
 
 
@@ -142,6 +147,15 @@ def _text(key: str) -> Rule:
     return rule
 
 
+def _unfrozen(work: Migration, zone: Entries, item: Item) -> None:
+    """Accept patterns that leave out a vision tower only: just the text model is loaded here."""
+    texts = ("language_model", "lm_head")
+    if all(any(text in str(each.value) for text in texts) for each in item.entries() or [item]):
+        work.unused(item, "only the text model is loaded, so nothing else is trained")
+    elif item.value:
+        work.problem(item, "parts of the model cannot be chosen", "remove it")
+
+
 # --- keys that are converted last ----------------------------------------------------------------
 
 
@@ -188,6 +202,19 @@ def _amp(work: Migration, item: Item) -> None:
         work.read_as(item, "mixed precision: the plan chooses bf16 or fp16")
     else:
         _dtype(work, with_value(item, "fp32") if item.value is False else item)
+
+
+def _rslora(work: Migration, item: Item) -> None:
+    """rsLoRA divides alpha by √rank instead of the rank."""
+    config = work.section("training", "config")
+    rank = config.get("rank", Item(None)).whole or 16
+    alpha = config.get("alpha", Item(None)).whole or 2 * rank
+    if not isinstance(item.value, bool | None) or (item.value and work.is_override):
+        work.refuse(item, "true or false in a file", "or set alpha to alpha × √rank")
+    elif item.value:
+        same = round(alpha * math.sqrt(rank))
+        config["alpha"] = with_value(config.get("alpha", item), same)
+        work.read_as(item, f"training.config.alpha: {same} ({alpha} × √{rank}, the same scale)")
 
 
 def _load_in(work: Migration, item: Item) -> None:
@@ -286,10 +313,15 @@ _VALUES: dict[str, tuple[str, dict[Any, Any], str]] = {
 }
 CONVERTED: dict[str, Rule] = {
     **{key: convert_values_to(*rule) for key, rule in _VALUES.items()},
-    **dict.fromkeys(("template", "chat_template"), _template),
+    **dict.fromkeys(("template", "chat_template", "chat_template_jinja"), _template),
     "bnb_4bit_compute_dtype": _compute_dtype,
     "peft_use_dora": lambda work, zone, item: work.place(zone, "use_dora", item, item.path),
     "validation_split_percentage": _percentage,
+    "unfrozen_parameters": _unfrozen,
+    **dict.fromkeys(
+        ("use_rslora", "peft_use_rslora"),
+        lambda work, zone, item: work.later.append((_rslora, item)),
+    ),
     "packing_strategy": _packing_strategy,
     **dict.fromkeys(("model_revision", "revision_of_model"), _revision),
     **dict.fromkeys(

@@ -48,9 +48,13 @@ def mapping_of(work: Migration, columns: Mapping[str, Item]) -> Entries:
 
 
 def put_rows(work: Migration, item: Item, sets: Sequence[Entries]) -> None:
-    """Write data sets, each as keys of training.dataset: one as its path, several as tasks."""
+    """Write data sets, each as keys of training.dataset: one as its path, several as tasks, which
+    may have a weight."""
     tasks: Entries = {}
-    for keys in sets:
+    weights = [keys.pop("weight", Item(1)) for keys in sets]
+    if len(sets) == 1 and weights[0].value not in (1, None):
+        work.problem(weights[0], "there is only one data set", "write training.dataset.max_samples")
+    for keys, weight in zip(sets, weights, strict=True):
         path = keys.get("path", Item(None))
         if path.value is None:
             continue
@@ -62,7 +66,8 @@ def put_rows(work: Migration, item: Item, sets: Sequence[Entries]) -> None:
         number = 2
         while name in tasks:  # a set listed twice is two tasks
             name, number = f"{title}-{number}", number + 1
-        tasks[name] = with_value(path, {"train": path})
+        share = {"weight": weight} if weight.value not in (1, None) else {}
+        tasks[name] = with_value(path, {"train": path, **share})
     for key, entry in sets[0].items():
         if key == "field_mapping":
             work.dataset.setdefault(key, entry)

@@ -29,11 +29,6 @@ _NAMES = {
     "save_every_n_steps": "save_steps",
     "batch_size_val": "eval_batch_size",
 }
-_NOT_USED = {
-    "loss": "the loss is the answers' cross-entropy",
-    "mixed_precision": "dtype decides",
-    "max_steps_per_epoch": "max_steps limits the whole run",
-}
 _MASKS = {"train_on_all": True, "train_on_assistant": False}
 _ARGUMENTS = {"packed": "packing", "train_on_input": "train_on_prompt"}
 
@@ -64,16 +59,11 @@ def read_torchtune(work: Migration) -> None:
         work.put_batch_tokens(root.pop("batch_size"), length.whole)
     for key in [key for key in _NAMES if key in root]:
         work.place(root, _NAMES[key], root.pop(key), f"training.config.{_NAMES[key]}")
-    work.put_default("max_grad_norm", 0, "torchtune")
+    work.trainer = "torchtune"
+    work.defaults = {"validation_split": 0, "max_grad_norm": 0}
     if root.get("lr_scheduler", none).value is None:
         root.pop("lr_scheduler", None)
-        work.put_default("lr_scheduler", "constant", "torchtune")
-        if "warmup_ratio" not in root:
-            work.put_default("warmup_steps", 0, "torchtune")
-    for key, reason in _NOT_USED.items():
-        item = take(root, key)
-        if item.value:
-            work.unused(item, reason)
+        work.defaults |= {"lr_scheduler": "constant", "warmup_steps": 0}
 
 
 def _read_model(work: Migration, fields: Entries, name: Item) -> None:

@@ -50,6 +50,7 @@ not used
     sample_packing_group_size sample_packing_bin_size max_packed_sequence_len eval_sample_packing
     context_parallel_size tensor_parallel_size tensor_parallel_dim context_parallel_dim
     sequence_parallel_degree sequence_parallel_size parallelism_config expert_parallel_size
+    log_level log_level_replica optimizer_in_bwd eval_table_max_new_tokens low_cpu_ram
 not used: expert export --push uploads the result
     push_to_hub push_dataset_to_hub hub_*
 not used: trackers has tensorboard, wandb, mlflow and trackio
@@ -72,19 +73,23 @@ refused: it is not supported
     sample_packing_sequentially curriculum_sampling disable_shuffling qat layers_to_transform
     lora_layers_to_transform peft_layers_to_transform peft_layers_pattern exclude_modules
     target_parameters layer_replication peft_layer_replication lora_target_parameters rank_pattern
-    alpha_pattern loraplus_lr_ratio loraplus_lr_embedding train_from_scratch reinit_weights
+    alpha_pattern train_from_scratch reinit_weights
     lr_quadratic_warmup cosine_constant_lr_ratio lr_groups embedding_lr embedding_lr_scale relora
     relora_* mixture_of_depths use_mod moe_aux_loss_coef use_pose pose_* lisa_* kd_*
     jagged_restart_* use_llama_pro scaling_softmax reward_model process_reward_model num_labels
-    loftq_config use_loftq pissa_init pissa_*
+    loftq_config use_loftq
+refused: LoRA+ is not supported > remove it; a higher learning_rate reaches both matrices
+    loraplus_*
+refused: PiSSA is not supported > remove it, or write adapter_type: dora
+    pissa_*
 refused unless false, "nll": the loss is the answers' cross-entropy
     loss_type use_dft_loss use_eaft_loss use_asft_loss
 refused unless "keep_start": the end of a long row is cut
     truncation_mode
 refused: a mixture is written as tasks > write training.dataset.tasks
-    dataset_mixture dataset_mixer
-refused: custom templates are read from the base model > put it into its tokenizer_config.json
-    chat_template_path tokenizer_chat_template chat_template_jinja chat_template_kwargs
+    dataset_mixer
+refused: files and arguments of templates are not read > write its text as chat_template
+    chat_template_path tokenizer_chat_template chat_template_kwargs
 refused: use betas, adam_epsilon and weight_decay
     optim_args
 refused unless true: rows are shuffled with the seed
@@ -101,17 +106,15 @@ refused unless "bnb", "bitsandbytes": bases are quantised with bitsandbytes only
     quantization_method
 refused: an already quantised base cannot be trained > name the original, with quantization: int4
     gptq gptq_* awq_* hqq_* eetq_* quantization_device_map
-refused: rsLoRA is not supported > write alpha × √rank as alpha for the same scale
-    use_rslora peft_use_rslora
 refused: training cannot start from a finished adapter > use --resume, or merge the adapter
     lora_model_dir adapter_name_or_path peft_model_id resume_adapter_file
 refused: only the adapter can be trained > remove it, or train all weights: adapter_type: full
-    lora_modules_to_save modules_to_save additional_target save_embedding_layers unfrozen_parameters
+    lora_modules_to_save modules_to_save additional_target save_embedding_layers
     trainable_token_indices peft_trainable_token_indices freeze_trainable_layers
     freeze_trainable_modules
 refused unless true: target_modules sets the adapted layers
     finetune_language_layers finetune_attention_modules finetune_mlp_modules
-refused unless true: adapters start without effect (PEFT's default)
+refused unless true: adapters start without effect > remove it, or write adapter_type: dora
     init_lora_weights lora_init_lora_weights peft_init_lora_weights
 refused unless false, "none": biases are not trained
     bias lora_bias
@@ -120,6 +123,10 @@ refused: that optimizer is not supported > use optim: adamw_bnb_8bit for little 
     badam_* adam_mini_* muon_* lion_*
 not used: Python classes are not run
     plugins
+not used: the loss is the answers' cross-entropy
+    loss
+not used: max_steps limits the whole run
+    max_steps_per_epoch
 refused unless false, "turn", "all": the end of answers is trained on
     train_on_eos
 refused unless false, 0, 1: every row is trained on
@@ -182,7 +189,7 @@ _METADATA_WORDS = frozenset(
     (
         *("bias", "debug", "devices", "model_type", "neftune", "padding", "profiler", "plugins"),
         *("qat", "relora", "resume", "run", "shuffle", "strict", "task_type", "tokenizer"),
-        *("tokens", "tool_format", "quantize", "iters"),
+        *("loss", "tokens", "tool_format", "quantize", "iters"),
     )
 )
 

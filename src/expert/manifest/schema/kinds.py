@@ -166,6 +166,12 @@ PromptTemplate = Literal[
     "tokenizer", "alpaca", "chatml", "llama", "mistral", "phi", "deepseek", "gemma"
 ]
 
+
+def is_jinja(template: str | None) -> bool:
+    """Whether a prompt template is the text of a chat template, not a name."""
+    return bool(template) and ("{{" in str(template) or "{%" in str(template))
+
+
 # --- trackers: opened in telemetry/trackers.py ---------------------------------------------------
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]

@@ -14,6 +14,7 @@ from expert.manifest.schema.types import (
     Auto,
     Blocks,
     Flag,
+    JinjaText,
     NonNegativeInt,
     PositiveNumber,
     PromptLength,
@@ -83,8 +84,9 @@ class BaseModelSpec(Section):
     """Base weights: int4 (NF4, double quantisation), int8, fp8; bf16, fp16, none: as they are."""
     rope_scaling: Text | dict[str, Any] | None = None
     """Descriptive only: positions follow the model's config.json."""
-    prompt_template: PromptTemplate | Auto = AUTO
-    """Prompt format; auto: the tokenizer's chat template, else by the model's name."""
+    prompt_template: PromptTemplate | JinjaText | Auto = AUTO
+    """Prompt format: a name, or the text of a chat template (Jinja); auto: the tokenizer's chat
+    template, else by the model's name."""
     revision: Text | None = None
     """Hub commit to use."""
     architecture: CharGptShape | None = None

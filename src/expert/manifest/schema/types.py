@@ -40,6 +40,7 @@ PositiveNumber = Annotated[float, Field(gt=0, le=MAX_NUMBER), BeforeValidator(_n
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_NUMBER), BeforeValidator(_number)]
 Momentum = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_number)]
 Text = Annotated[str, Field(min_length=1)]
+JinjaText = Annotated[str, Field(pattern=r"\{[{%]")]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gib|gb|mib|mb)", re.IGNORECASE)
 _UNITS = {"gib": 2**30, "gb": 2**30, "mib": 2**20, "mb": 2**20}
