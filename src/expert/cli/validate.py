@@ -31,7 +31,7 @@ from expert.cli.show.options import (
     json_option,
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
-from expert.core.errors import EXIT_GATE_FAILED
+from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
 from expert.core.text import counted, duration, loss, shell_quoted, visible
 from expert.judging.domain import JUDGES
 
@@ -77,7 +77,7 @@ Baseline = Annotated[
 MinAccuracy = Annotated[float | None, _share("Share of correct answers required; default: 0.95.")]
 MinImprovement = Annotated[
     float | None,
-    _share("Open text: required drop of the loss below the base's, as a share; default: any drop."),
+    _share("Open text: required drop of the loss below the base's, as a share; default: 0.05."),
 ]
 MinTokenAccuracy = Annotated[
     float | None, _share("Open text: required share of correct tokens; default: the base's.")
@@ -138,7 +138,8 @@ def validate(
     gpus: Gpus = None,
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
-    """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails."""
+    """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails, 6 if
+    too few rows were scored to tell."""
     asked: dict[str, Any] = {
         key: value.value if isinstance(value, StrEnum) else value
         for key, value in locals().items()
@@ -168,6 +169,8 @@ def validate(
         _show_validation(done, make_console(needed=False))
     if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)
+    if done.gate.undecided:
+        raise typer.Exit(EXIT_GATE_UNDECIDED)
 
 
 class ValidatingView:
@@ -285,7 +288,10 @@ def gate_lines(done: Validation) -> list[Line]:
     if done.gate.asked and done.result.cases:
         lines.append((f"judged this way because: {done.because}", "dim"))
         lines.append((f"required: {'; '.join(done.gate.asked)}", "dim"))
-    if done.gate.passed is None:
+    if done.gate.undecided:
+        lines.append(("? not enough to tell whether the gate passes", "bold yellow"))
+        lines += [(f"  - {reason}", "") for reason in done.gate.reasons]
+    elif done.gate.passed is None:
         lines.append(("no gate: there are no answers to judge", "bold"))
     elif done.gate.passed:
         by = "" if done.result.cases else " by the loss: there are no answers to judge"

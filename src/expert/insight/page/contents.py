@@ -96,7 +96,8 @@ def _tone(run: RunFacts) -> Tone:
     learns = learning.is_good or learning.kind == "unknown"
     if "warning" in severities or not learns or run.state == "stopped":
         return "warning"
-    if Validated(run.record.verdict or {}).gate is False:
+    answers = Validated(run.record.verdict or {})
+    if answers.gate is False or answers.undecided:
         return "warning"
     if run.verdict.kind == "unknown":
         return "note"
