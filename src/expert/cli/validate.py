@@ -32,7 +32,7 @@ from expert.cli.show.options import (
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
-from expert.core.text import counted, duration, loss, shell_quoted, visible
+from expert.core.text import counted, duration, loss, visible
 from expert.judging.domain import JUDGES
 
 if TYPE_CHECKING:
@@ -221,16 +221,26 @@ def _show_validation(done: Validation, console: Console) -> None:
         by = "score" if best.scores.mean is not None else by
         show(console, f"best by {by}: {best.name}", "bold")
     show_lines(console, [*_example_lines(done), *gate_lines(done)])
-    if done.gate.passed is False:
-        from expert.core.rundir import RunFolder
-        from expert.run.stored.choose_checkpoint import states
+    for number, text in enumerate(_next_steps(done)):
+        show(console, f"{'      ' if number else 'next: '}{text}")
 
-        report = f"expert report {shell_quoted(done.folder)}"
-        still = f"{report} shows whether the loss was still falling; if so, train longer"
-        show(console, f"next: {still}")
-        if not done.checkpoints and len(states(RunFolder(done.folder))) > 1:
+
+def _next_steps(done: Validation) -> list[str]:
+    """What to do if the gate did not pass: about learning first."""
+    from expert.core.rundir import RunFolder
+    from expert.insight.advice import learning_advice
+    from expert.jobs.diagnose.diagnose import diagnose_run
+    from expert.run.stored.choose_checkpoint import states
+
+    if done.gate.undecided:
+        return ["score more rows (--test-set FILE, --limit), or require what these can show"]
+    folder, steps = RunFolder(done.folder), []
+    if done.gate.passed is False and folder.events.is_file():
+        steps = learning_advice(diagnose_run(done.folder), done.as_dict())
+        if not done.checkpoints and len(states(folder)) > 1:
             again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"])
-            show(console, f"      {again} finds the best checkpoint")
+            steps.append(f"{again} finds the best checkpoint")
+    return steps
 
 
 def score_sheet(done: Validation) -> Sheet:
