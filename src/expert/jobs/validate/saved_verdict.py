@@ -47,6 +47,8 @@ class SavedVerdict:
     """All requirements, in words."""
     base_loss: float | None = None
     """Of the base on the same rows, if open text was compared with it."""
+    baseline: str = ""
+    """The baseline and its accuracy, in words."""
     token_accuracy: float | None = None
     mean_score: float | None = None
     """Of a judge command."""
@@ -95,6 +97,8 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
         reasons = "; ".join(map(str, gate.get("reasons") or ()))
         is_open = gate["passed"] is None and (bool(reasons) or cases == [])
+        other = found.get("baseline") or {}
+        theirs = other.get("accuracy")
         return SavedVerdict(
             passed=None if is_open else gate["passed"] is True,
             reasons=reasons or "no reason is given",
@@ -111,6 +115,7 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
             asked=None if asked is None else float(asked),
             demands=tuple(map(str, (found.get("asked") or {}).get("for") or ())),
             base_loss=(found.get("base") or {}).get("loss"),
+            baseline="" if theirs is None else f"{theirs:.1%} ({other.get('checkpoint')})",
             token_accuracy=rows.get("token_accuracy"),
             mean_score=found.get("mean_score"),
             outdated=outdated(found, folder),
