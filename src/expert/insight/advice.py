@@ -47,8 +47,9 @@ def _about_length(run: RunFacts) -> Iterator[str]:
 def _about_rows(run: RunFacts) -> Iterator[str]:
     limit = finite(run.record.planned("data.max_seq_length"))
     how = {"cut": "cut", "drop": "left out"}.get(str(run.record.planned("data.overlong")))
-    longest = max((finite(statistics_of(run.record, str(event.get("folder"))).get("longest")) or 0
-                   for event in run.record.of("data")), default=0)  # fmt: skip
+    folders = [str(event.get("folder")) for event in run.record.of("data")]
+    known = [finite(statistics_of(run.record, each)[1].get("longest")) for each in folders]
+    longest = max((value for value in known if value is not None), default=0)
     if limit and how and longest > limit:
         rows = f"rows of up to {longest:,.0f} tokens were {how} at {limit:,.0f}"
         yield f"{rows}  (a larger max_seq_length)"
@@ -57,13 +58,15 @@ def _about_rows(run: RunFacts) -> Iterator[str]:
 def _about_answers(verdict: Mapping[str, Any]) -> Iterator[str]:
     cases = [mapping(case) for case in listed(verdict.get("cases"))]
     wrong = [case for case in cases if case.get("passed") is False]
-    cut = sum("the answer was cut at" in str(case.get("reason")) for case in wrong)
     of = f"of {len(wrong)} wrong answers"
-    if 2 * cut > len(wrong):
-        yield f"{cut} {of} were cut  (a larger decoding.max_new_tokens)"
+    cut = sum("the answer was cut at" in str(case.get("reason")) for case in wrong)
     parse = sum(case.get("kind") == "parse" for case in wrong)
-    if 2 * parse > len(wrong):
-        yield f"{parse} {of} do not parse  (expert dataset check shows the rows)"
+    for count, what in (
+        (cut, "were cut  (a larger decoding.max_new_tokens)"),
+        (parse, "do not parse  (expert dataset check shows the rows)"),
+    ):
+        if 2 * count > len(wrong):
+            yield f"{count} {of} {what}"
     if len({case.get("task") for case in cases}) > 1:
         for task, count in Counter(str(case.get("task")) for case in wrong).most_common(1):
             if 2 * count > len(wrong):
