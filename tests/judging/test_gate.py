@@ -115,6 +115,7 @@ def test_an_interval_around_the_margin_or_few_rows_leave_open_text_undecided():
 @each(
     ("now", "least", "passed"),
     [
+        (standing(195, 5), 0.95, True),  # the demo
         (standing(73), 0.95, True),
         (standing(72), 0.95, None),
         (standing(35), 0.9, True),
