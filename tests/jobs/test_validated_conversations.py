@@ -72,6 +72,6 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
     assert asked == [(f"rows.jsonl:{row}", turn) for row, turn in ((1, 2), (2, 4), (4, 2), (5, 4))]
     assert done.result.rows.examples == 4
     with pytest.raises(
-        CannotExport, match="not enough to tell whether the quality gate passes: 4 rows: too few"
+        CannotExport, match="not enough to tell whether the quality gate passes: 4 rows: accuracy"
     ):
         export(learnt(), tmp_path / "out", device="cpu")

@@ -69,10 +69,7 @@ def test_sixteen_right_answers_do_not_show_95_percent():
     from expert.cli.validate import gate_lines
 
     done = validate(learnt(), device="cpu")
-    reason = (
-        "16 rows: too few to show 95.0%: the accuracy lies between 80.6% and 100.0% "
-        "(95 % interval); 73 rows can show it"
-    )
+    reason = "16 rows: accuracy 80.6% to 100.0%; to show 95.0% takes 73 rows"
     assert (done.gate.passed, done.gate.reasons) == (None, (reason,))
     assert ("? not enough to tell whether the gate passes", "bold yellow") in gate_lines(done)
     assert written(learnt())["gate"] == {"passed": None, "reasons": [reason]}

@@ -98,7 +98,7 @@ def test_open_text_is_compared_with_its_base(now, demands, reason):
 
 def test_an_interval_around_the_margin_or_few_rows_leave_open_text_undecided():
     for now, text in (
-        (on_rows(0.9, spread=0.3), "loss 3.1500 is 10.0% below"),
+        (on_rows(0.9, spread=0.3), "loss 3.1500, 10.0% ("),
         (on_rows(0.5, rows=29), "on 29 rows: too few; at least 30"),
         (on_rows(0.5, rows=1), "1 row: too few to compare losses"),
     ):

@@ -233,7 +233,7 @@ def _next_steps(done: Validation) -> list[str]:
     from expert.run.stored.choose_checkpoint import states
 
     if done.gate.undecided:
-        return ["score more rows (--test-set FILE, --limit), or require what these can show"]
+        return ["score more held-out rows (--test-set FILE), or require less"]
     folder, steps = RunFolder(done.folder), []
     if done.gate.passed is False and folder.events.is_file():
         steps = learning_advice(diagnose_run(done.folder), done.as_dict())

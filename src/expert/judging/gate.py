@@ -148,10 +148,8 @@ def _too_few(what: str, share: float | None, rows: int, least: float) -> str:
     low, high = wilson(share * rows, rows)
     if high < least:
         return ""
-    return (
-        f"{counted(rows, 'row')}: too few to show {least:.1%}: the {what} lies between {low:.1%} "
-        f"and {high:.1%} (95 % interval); {needed} rows can show it"
-    )
+    seen = f"{counted(rows, 'row')}: {what} {low:.1%} to {high:.1%}"
+    return f"{seen}; to show {least:.1%} takes {needed} rows"
 
 
 def _lower_loss(now: ModelResult, base: ModelResult, least: float, by: str) -> tuple[str, str]:
@@ -163,14 +161,13 @@ def _lower_loss(now: ModelResult, base: ModelResult, least: float, by: str) -> t
     if found is None:
         return "", f"{counted(rows, 'row')}: too few to compare losses; at least {MIN_OPEN_ROWS}"
     share, (low, high) = found
-    text = f"loss {loss(now.loss)} is {share:.1%} below the base's {loss(base.loss)}"
-    text += f" (95 % interval {low:.1%} to {high:.1%})"
+    text = f"loss {loss(now.loss)}, {share:.1%} ({low:.1%} to {high:.1%}) below the base's"
     if share <= 0 or (high < least and rows >= MIN_OPEN_ROWS):
         text = f"loss {loss(now.loss)} is not below the base's {loss(base.loss)}{by}"
         return f"{text} (reduction {low:.1%} to {high:.1%}, 95 % interval)", ""
     if rows < MIN_OPEN_ROWS:
         return "", f"{text} on {counted(rows, 'row')}: too few; at least {MIN_OPEN_ROWS}"
-    return "", "" if low > least else f"{text}: more rows are needed to show {least:.1%}"
+    return "", "" if low > least else f"{text}; {least:.1%} is not certain"
 
 
 def _regression(most: float, now: ModelResult, before: ModelResult) -> str:
