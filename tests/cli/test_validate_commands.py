@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 
 from expert.cli.validate import ValidatingView
-from expert.core.errors import EXIT_GATE_FAILED
+from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
 from tests.cli.screens import recorded
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 CPU = ("--device", "cpu")
+ENOUGH = ("--min-accuracy", "0.8")
+"""What 16 right answers can show."""
 
 
 def test_a_gate_that_passes_exits_with_0_and_shows_both_sides(run):
-    ran = run("validate", "--expert", str(learnt()), "--baseline", "base", *CPU)
+    ran = run("validate", "--expert", str(learnt()), "--baseline", "base", *ENOUGH, *CPU)
     assert ran.code == 0, ran.err
     lines = ran.out.splitlines()
     [head] = [line for line in lines if "16 cases, judged as json" in line]
@@ -33,7 +35,7 @@ def test_a_failed_gate_ends_with_the_next_commands(run, tmp_path):
     folder = str(finished("lora"))
     words = ("validate", "--expert", folder, "--limit", "3", *CPU)
     *_, longer, states = run(*words).out.splitlines()
-    assert longer.startswith(f"next: expert report {folder} shows whether the loss was still")
+    assert longer.startswith("next: train longer: ")
     again = f"expert {' '.join(words)} --checkpoints all"
     assert states == f"      {again} finds the best checkpoint"
     assert run("report", folder, "--to", str(tmp_path)).code == 0
@@ -47,7 +49,7 @@ def test_a_failed_gate_ends_with_the_next_commands(run, tmp_path):
 def test_the_facts_as_json_are_those_of_the_file(run):
     ran = run("validate", "--expert", str(learnt()), "--limit", "4", "--json", *CPU)
     found = json.loads(ran.out)
-    assert ran.code == 0
+    assert ran.code == EXIT_GATE_UNDECIDED  # 4 cases are too few
     assert found == json.loads((learnt() / "validation.json").read_text(encoding="utf-8"))
     assert "answering" in ran.err
 
@@ -97,7 +99,7 @@ def test_a_judge_command_and_its_bar_are_taken_from_the_command_line(run, tmp_pa
     code += "    print(json.dumps({'id': case['id'], 'score': 0.4, 'reason': 'so so'}))\n"
     judge.write_text(code, encoding="utf-8")
     command = ("--judge-command", f"{sys.executable} {judge}", "--judge-seconds", "60")
-    asked = ("validate", "--expert", str(learnt()), "--limit", "3", *command, *CPU)
+    asked = ("validate", "--expert", str(learnt()), "--limit", "4", *command, *CPU)
     ran = run(*asked)
     assert ran.code == EXIT_GATE_FAILED
     assert "  - mean score 0.4 is below 0.5" in ran.out.splitlines()

@@ -20,8 +20,10 @@ from expert.jobs.export.export import export
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.servers import FOLDER
 from expert.jobs.sample.sample import sample
+from expert.jobs.validate.saved_verdict import SavedVerdict
 from expert.run.stored.load import read_plan
 from tests.each import each
+from tests.jobs.runs import ROWS as RUN_ROWS
 from tests.jobs.runs import base_model, place, run, write_expert
 from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
 
@@ -245,6 +247,44 @@ def test_languages_are_those_of_the_manifest_and_never_guessed():
     assert languages(["task:text2sql"]) == ([], [])
     assert languages(["language:de", "language:pt-BR", "language:sql"]) == (["de", "pt"], ["sql"])
     assert languages(["format:json", "language:ts", "language:en"]) == (["en"], ["json", "ts"])
+
+
+def test_a_card_says_what_the_expert_does_how_to_ask_it_and_where_it_fails():
+    done, plan = exported("lora"), read_plan(RunFolder(finished("lora")))
+    verdict = SavedVerdict(
+        passed=True, reasons="", cases=200, accuracy=0.975, baseline="1.0% (base)"
+    )
+    manifest = {
+        "description": "Repairs *broken* JSON.",
+        "capabilities": ["task:repair", "format:json"],
+        "license": "Apache 2.0",
+        "limitations": ["English only."],
+    }
+    row = "<user>a ```` b</user>"
+    asked = PromptFormat("<user>{question}</user>", plain=False, example=row)
+    card = model_card(
+        plan, done, CardFacts(manifest=manifest, verdict=verdict, prompt_format=asked)
+    )
+    assert yaml.safe_load(card.split("---")[1])["license"] == "apache-2.0"
+    assert "Repairs \\*broken\\* JSON.\n\nTasks: repair.\n" in card
+    assert f"`````text\n{row}\n`````\n" in card  # the row cannot end its block
+    facts = facts_of(card)
+    assert facts["answers of the baseline"] == "1.0% (base) on the same cases"
+    _, _, limitations = card.partition("## Limitations\n\n")
+    lines = [line for line in limitations.partition("##")[0].splitlines() if line]
+    assert lines[0] == "* English only."
+    assert lines[2].startswith("* 2.5% of its answers to held-out rows of this kind were wrong")
+    # What was not measured is not claimed.
+    unknown = model_card(plan, done, CardFacts())
+    assert "* How many of its answers are right was not measured." in unknown
+    assert "answers of the baseline" not in unknown
+
+
+def test_the_row_of_a_card_is_the_first_of_the_data():
+    card = (exported("lora").folder / "README.md").read_text(encoding="utf-8")
+    shown = card.partition("as the model sees it:\n\n```text\n")[2].partition("\n```")[0]
+    assert RUN_ROWS[0]["instruction"] in shown
+    assert RUN_ROWS[0]["response"] in shown
 
 
 def test_the_head_of_a_card_has_language_licence_and_tags_of_the_manifest():

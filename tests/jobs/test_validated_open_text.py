@@ -26,7 +26,7 @@ TALES = [
         "instruction": f"tell of the {word} {n}",
         "output": f"once the {word} went to the old house number {n} and slept there all day long",
     }
-    for n in range(8)
+    for n in range(10)
     for word in WORDS
 ]
 
@@ -34,12 +34,12 @@ TALES = [
 @cache
 def teller() -> Path:
     """A run trained to tell stories, whose answers never match exactly."""
-    config = {"epochs": 2, "adapter_type": "full", "learning_rate": 1e-3, "save_steps": 100}
+    config = {"epochs": 12, "adapter_type": "full", "learning_rate": 3e-3, "save_steps": 100}
     base, folder = base_model(), place() / "tales"
     split = {"test_path": "test.jsonl"}
-    short = {"max_new_tokens": 3}
-    path = write_expert(folder, base, config, rows=TALES[6:], dataset=split, decoding=short)
-    rows_file(folder, TALES[:6], "test.jsonl")
+    short = {"max_new_tokens": 16}
+    path = write_expert(folder, base, config, rows=TALES[40:], dataset=split, decoding=short)
+    rows_file(folder, TALES[:40], "test.jsonl")
     return run(path).folder
 
 
@@ -60,9 +60,9 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
     assert done.result.rows.loss < done.base.loss
     assert (done.gate.passed, done.gate.reasons) == (True, ())
     found = written(teller())
-    assert len(found["asked"]["for"]) == 2
-    assert found["asked"]["because"].startswith("6 of 6 expected answers are longer")
-    assert (found["accuracy"], found["without_oracle"], found["open"]) == (None, 0, 6)
+    assert len(found["asked"]["for"]) == 3
+    assert found["asked"]["because"].startswith("40 of 40 expected answers are longer")
+    assert (found["accuracy"], found["without_oracle"], found["open"]) == (None, 0, 40)
     assert found["base"]["loss"] == done.base.loss
     assert found["settings"]["min_accuracy"] is None
     out = export(teller(), tmp_path / "out", device="cpu")
@@ -71,7 +71,7 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "| quality gate | passed (final) |" in card
     # The command and the report show the same.
-    assert "6 cases, judged as open text (" in score_sheet(done).title
+    assert "40 cases, judged as open text (" in score_sheet(done).title
     assert "accuracy" not in {row[0] for row in score_sheet(done).rows()}
     lines = [text for text, _ in gate_lines(done)]
     assert "✓ the gate passes by loss and token accuracy against the base" in lines
@@ -89,6 +89,22 @@ def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp
     assert "is not below the base's" in done.gate.reasons[0]
     with pytest.raises(CannotExport, match="is not below the base's"):
         export(learnt(), tmp_path / "out", device="cpu")
+
+
+def test_three_stories_are_not_enough_to_tell(tmp_path):
+    done = validate(teller(), device="cpu", limit=3)
+    assert done.gate.undecided
+    assert "on 3 rows: too few; at least 30" in done.gate.reasons[0]
+    report(teller(), to=tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "not enough to tell" in page
+    assert "gate passes." not in page
+    with pytest.raises(CannotExport, match="not enough to tell whether the quality gate passes"):
+        export(teller(), tmp_path / "out", device="cpu")
+    out = export(teller(), tmp_path / "out", device="cpu", allow_failed=True)
+    assert "not enough to tell" in out.warnings()[0]
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| quality gate | not enough to tell: loss " in card
 
 
 @pytest.mark.parametrize("domain", ["text", "open"])
@@ -112,7 +128,7 @@ def test_cases_that_name_their_own_domain_are_judged_by_it_beside_open_text(tmp_
     assert all(each.is_open for each in others)
     assert done.result.score.cases == 1
     assert done.gate.reasons == ("accuracy 0.0% is below 95.0%",)
-    assert len(done.gate.asked) == 3
+    assert len(done.gate.asked) == 4
 
 
 def test_a_judge_command_decides(tmp_path):
@@ -124,9 +140,9 @@ def test_a_judge_command_decides(tmp_path):
     found = written(teller())
     assert found["mean_score"] == 0.5
     assert found["asked"]["judge_command"] == command
-    assert [case["score"] for case in found["cases"]] == [0.0, 1.0] * 3
+    assert [case["score"] for case in found["cases"]] == [0.0, 1.0] * 20
     out = export(teller(), tmp_path / "out", device="cpu")
-    assert out.judged == "mean score 0.5 of 6 cases"
+    assert out.judged == "mean score 0.5 of 40 cases"
     strict = validate(teller(), device="cpu", judge_command=command, min_score=0.6)
     assert strict.gate.reasons == ("mean score 0.5 is below 0.6",)
     # One that fails is reported, and fails the gate.
@@ -139,7 +155,7 @@ def test_a_judge_command_decides(tmp_path):
 @each(
     ("asked", "kind", "text"),
     [
-        ({"min_accuracy": 0.5}, CannotValidate, "no accuracy is measured: 6 of 6 expected"),
+        ({"min_accuracy": 0.5}, CannotValidate, "no accuracy is measured: 40 of 40 expected"),
         ({"min_improvement": 0.1, "domain": "text"}, CannotValidate, "is for open text"),
         ({"min_score": 0.1}, JudgeError, "name it with --judge-command"),
         ({"judge_command": "no-such-program"}, JudgeError, "there is no program 'no-such-program'"),

@@ -10,7 +10,6 @@ import expert
 from expert.data.records import DataError
 from expert.jobs.validate.test_sets import NoTestSet
 from expert.jobs.validate.validate import CannotValidate, validate
-from expert.jobs.validate.validation import few_cases
 from expert.judging.oracles.oracle import UnknownDomain
 from tests.each import each
 from tests.jobs.runs import events_of, rewrite_events
@@ -21,7 +20,7 @@ __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at
 
 
 def test_a_trained_expert_passes_and_its_base_does_not():
-    done = validate(learnt(), baseline="base", device="cpu")
+    done = validate(learnt(), baseline="base", device="cpu", min_accuracy=0.8)
     assert done.domain == "json"
     assert done.gate.passed
     assert done.result.score.accuracy == 1.0
@@ -39,7 +38,6 @@ def test_a_trained_expert_passes_and_its_base_does_not():
     assert found["tasks"]["cat"] == {"accuracy": 1.0, "passed": 2, "cases": 2}
     assert found["cases"][0]["prompt"] == TESTS[0]["instruction"]
     assert {"decoding", "seed", "min_accuracy", "max_regression"} <= set(found["settings"])
-    assert few_cases(done.result.standing.score) in found["notes"]
     [finished_event] = events_of(learnt(), "finished")
     # Rows are padded to other widths, so that sums are rounded otherwise: 1e-7 of float32 a few
     # times over.
@@ -65,6 +63,16 @@ def test_rows_that_a_run_held_out_are_found_again_and_were_not_learnt():
     assert done.result.rows.examples == 5
     # The same rows as the run's own evaluation: the loss of its last step agrees.
     assert done.result.rows.loss == pytest.approx(last["loss"], rel=1e-5)
+
+
+def test_sixteen_right_answers_do_not_show_95_percent():
+    from expert.cli.validate import gate_lines
+
+    done = validate(learnt(), device="cpu")
+    reason = "16 rows: accuracy 80.6% to 100.0%; to show 95.0% takes 73 rows"
+    assert (done.gate.passed, done.gate.reasons) == (None, (reason,))
+    assert ("? not enough to tell whether the gate passes", "bold yellow") in gate_lines(done)
+    assert written(learnt())["gate"] == {"passed": None, "reasons": [reason]}
 
 
 def test_all_checkpoints_are_compared_and_the_best_is_named():

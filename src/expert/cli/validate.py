@@ -31,8 +31,8 @@ from expert.cli.show.options import (
     json_option,
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
-from expert.core.errors import EXIT_GATE_FAILED
-from expert.core.text import counted, duration, loss, shell_quoted, visible
+from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
+from expert.core.text import counted, duration, loss, visible
 from expert.judging.domain import JUDGES
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ Baseline = Annotated[
 MinAccuracy = Annotated[float | None, _share("Share of correct answers required; default: 0.95.")]
 MinImprovement = Annotated[
     float | None,
-    _share("Open text: required drop of the loss below the base's, as a share; default: any drop."),
+    _share("Open text: required drop of the loss below the base's, as a share; default: 0.05."),
 ]
 MinTokenAccuracy = Annotated[
     float | None, _share("Open text: required share of correct tokens; default: the base's.")
@@ -138,7 +138,8 @@ def validate(
     gpus: Gpus = None,
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
-    """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails."""
+    """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails, 6 if
+    too few rows were scored to tell."""
     asked: dict[str, Any] = {
         key: value.value if isinstance(value, StrEnum) else value
         for key, value in locals().items()
@@ -168,6 +169,8 @@ def validate(
         _show_validation(done, make_console(needed=False))
     if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)
+    if done.gate.undecided:
+        raise typer.Exit(EXIT_GATE_UNDECIDED)
 
 
 class ValidatingView:
@@ -218,16 +221,26 @@ def _show_validation(done: Validation, console: Console) -> None:
         by = "score" if best.scores.mean is not None else by
         show(console, f"best by {by}: {best.name}", "bold")
     show_lines(console, [*_example_lines(done), *gate_lines(done)])
-    if done.gate.passed is False:
-        from expert.core.rundir import RunFolder
-        from expert.run.stored.choose_checkpoint import states
+    for number, text in enumerate(_next_steps(done)):
+        show(console, f"{'      ' if number else 'next: '}{text}")
 
-        report = f"expert report {shell_quoted(done.folder)}"
-        still = f"{report} shows whether the loss was still falling; if so, train longer"
-        show(console, f"next: {still}")
-        if not done.checkpoints and len(states(RunFolder(done.folder))) > 1:
+
+def _next_steps(done: Validation) -> list[str]:
+    """What to do if the gate did not pass: about learning first."""
+    from expert.core.rundir import RunFolder
+    from expert.insight.advice import learning_advice
+    from expert.jobs.diagnose.diagnose import diagnose_run
+    from expert.run.stored.choose_checkpoint import states
+
+    if done.gate.undecided:
+        return ["score more held-out rows (--test-set FILE), or require less"]
+    folder, steps = RunFolder(done.folder), []
+    if done.gate.passed is False and folder.events.is_file():
+        steps = learning_advice(diagnose_run(done.folder), done.as_dict())
+        if not done.checkpoints and len(states(folder)) > 1:
             again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"])
-            show(console, f"      {again} finds the best checkpoint")
+            steps.append(f"{again} finds the best checkpoint")
+    return steps
 
 
 def score_sheet(done: Validation) -> Sheet:
@@ -285,7 +298,10 @@ def gate_lines(done: Validation) -> list[Line]:
     if done.gate.asked and done.result.cases:
         lines.append((f"judged this way because: {done.because}", "dim"))
         lines.append((f"required: {'; '.join(done.gate.asked)}", "dim"))
-    if done.gate.passed is None:
+    if done.gate.undecided:
+        lines.append(("? not enough to tell whether the gate passes", "bold yellow"))
+        lines += [(f"  - {reason}", "") for reason in done.gate.reasons]
+    elif done.gate.passed is None:
         lines.append(("no gate: there are no answers to judge", "bold"))
     elif done.gate.passed:
         by = "" if done.result.cases else " by the loss: there are no answers to judge"

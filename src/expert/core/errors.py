@@ -13,6 +13,7 @@ EXIT_USAGE = 2
 EXIT_DOES_NOT_FIT = 3
 EXIT_RUN_FAILED = 4
 EXIT_GATE_FAILED = 5
+EXIT_GATE_UNDECIDED = 6
 EXIT_DAMAGED = 65  # EX_DATAERR of sysexits.h
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
 EXIT_HUNG = 70  # EX_SOFTWARE of sysexits.h
@@ -29,6 +30,7 @@ EXIT_MEANINGS = {
     EXIT_DOES_NOT_FIT: "the plan does not fit the GPU; the table shows by how much",
     EXIT_RUN_FAILED: "the run failed and could not recover; saved checkpoints are kept",
     EXIT_GATE_FAILED: "the expert fails its quality gate; the reasons are listed",
+    EXIT_GATE_UNDECIDED: "too few held-out rows to tell whether the quality gate passes",
     EXIT_DAMAGED: "a file changed after it was written; the message names it",
     EXIT_UNAVAILABLE: "the hub cannot be reached or is at fault; the same command may work later",
     EXIT_HUNG: "the run made no progress and was stopped; stack traces are in the run folder",

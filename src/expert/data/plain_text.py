@@ -53,10 +53,15 @@ class FirstRow:
         return _is_plain_text(*self._first_parsed) if self._first_parsed is not None else None
 
     @property
+    def example(self) -> Example | None:
+        """Its content; None if it cannot be read or is left out."""
+        example = self._first_parsed[1] if self._first_parsed is not None else None
+        return example if isinstance(example, Example) else None
+
+    @property
     def tools(self) -> str:
         """The tools offered in it, as JSON; "" if there are none."""
-        example = self._first_parsed[1] if self._first_parsed is not None else None
-        return getattr(example, "tools", "")
+        return self.example.tools if self.example is not None else ""
 
 
 def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:

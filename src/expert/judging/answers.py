@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import re
+import zlib
+from collections import Counter
+from collections.abc import Sequence
 
 MAX_CHARACTERS = 100_000
 """Longer answers are not parsed."""
 MAX_DEPTH = 200
 """Nested brackets: far more than people write, far less than breaks a parser."""
+
+MAX_SHARE_UNUSABLE = 0.05
+"""Share of the answers that may be empty, or repeat themselves."""
+REPEATED = 4.0
+"""How far zlib compresses a text that repeats itself; prose of 4,000 characters reaches 2.5."""
 
 _FENCE = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
@@ -27,6 +35,33 @@ def short(text: str, most: int = 60) -> str:
 def normalised(text: str) -> str:
     """The text with every run of whitespace as one space."""
     return " ".join(text.split())
+
+
+def unusable_answers(texts: Sequence[tuple[str, str, str]]) -> str:
+    """Why answers of open text are unusable whatever their loss, or ""; each comes with its prompt
+    and the expected answer."""
+    if not texts:
+        return ""
+    prompts, expected, answers = zip(*(map(normalised, each) for each in texts), strict=True)
+    most, same = MAX_SHARE_UNUSABLE * len(texts), Counter(answers).most_common(1)[0][1]
+    alike = max(Counter(one).most_common(1)[0][1] for one in (prompts, expected))
+    faults = []
+    if (empty := answers.count("")) > most:
+        faults.append(f"{empty} of {len(texts)} answers are empty")
+    looped = sum(
+        _compression(one) > max(REPEATED, 2 * _compression(other))
+        for one, other in zip(answers, expected, strict=True)
+    )
+    if looped > most:
+        faults.append(f"{looped} of {len(texts)} answers repeat themselves")
+    if same - empty > 0 and same > max(len(texts) / 2, 2 * alike):
+        faults.append(f"{same} of {len(texts)} answers are identical")
+    return "; ".join(faults)
+
+
+def _compression(text: str) -> float:
+    data = text.encode("utf-8", "replace")
+    return len(data) / len(zlib.compress(data))
 
 
 class DoesNotParse(Exception):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from expert.core.text import loss
+from expert.core.text import counted, loss
 from expert.judging.judge_command import MIN_SCORE
-from expert.judging.score import Score
+from expert.judging.score import Score, loss_reduction, rows_needed, wilson
 
 MIN_ACCURACY = 0.95
+MIN_IMPROVEMENT = 0.05
+"""Nearly any training lowers the loss a little: the first steps teach the format of the answers."""
+MIN_OPEN_ROWS = 30
+"""With fewer rows the interval of the loss means little."""
 MAX_REGRESSION = 0.05
 MAX_SHARE_WITHOUT_ORACLE = 0.05
 """Share of the cases. They do not count for accuracy, and with more of them it means too little."""
@@ -22,11 +27,13 @@ class GateRequirements:
     """What the gate requires."""
 
     min_accuracy: float = MIN_ACCURACY
-    """Of the judged answers; the accuracy itself is compared, not its interval."""
+    """Of the judged answers; the accuracy itself is compared. Its interval decides how many rows
+    are needed."""
     max_regression: float = MAX_REGRESSION
     """How much worse than the baseline it may be, as a share of the baseline's accuracy."""
-    min_improvement: float = 0.0
-    """For open text: required reduction of the loss, as a share of the base's loss; 0: any."""
+    min_improvement: float = MIN_IMPROVEMENT
+    """For open text: required reduction of the loss, as a share of the base's loss. Its 95 %
+    interval must lie above."""
     min_token_accuracy: float | None = None
     """For open text: required share of correct tokens; None: at least the base's share."""
     min_score: float = MIN_SCORE
@@ -38,6 +45,8 @@ class Scores:
     mean: float | None
     scored: int
     cases: int
+    rows: int
+    """Distinct rows behind the scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +56,10 @@ class ModelResult:
     token_accuracy: float | None = None
     scores: Scores | None = None
     """Set if a judge command scored the answers."""
+    row_losses: Sequence[float] = ()
+    """For open text: the loss of every row, in the same order as the base's."""
+    unusable: str = ""
+    """For open text: why the answers are unusable, whatever their loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +67,15 @@ class Gate:
     """The verdict, the requirements, and the reasons against; no reasons if it passes."""
 
     passed: bool | None
-    """None: there was nothing to judge, neither answers nor a baseline."""
+    """None: there were too few rows to tell, or, without reasons, nothing to judge: neither answers
+    nor a baseline."""
     reasons: tuple[str, ...]
     asked: tuple[str, ...] = ()
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there were too few rows to tell."""
+        return self.passed is None and bool(self.reasons)
 
 
 def gate_score(every: Score, new: Score) -> Score:
@@ -76,11 +95,15 @@ def evaluate_gate(
     with its `base`."""
     parts: list[tuple[str, str]] = []
     """Requirements, each with the reason against; "" if it is met."""
+    unknown = ""
+    """Why it cannot be told whether one is met."""
     most = f"at most {MAX_SHARE_WITHOUT_ORACLE:.0%} may"
     if (scores := now.scores) is not None:
         without, fault = scores.cases - scores.scored, ""
         if without > MAX_SHARE_WITHOUT_ORACLE * scores.cases or scores.mean is None:
             fault = f"{without} of {scores.cases} cases have no score of the judge command; {most}"
+        elif unknown := _too_few("mean score", scores.mean, scores.rows, demands.min_score):
+            pass
         elif scores.mean < demands.min_score:
             fault = f"mean score {scores.mean:.3g} is below {demands.min_score:g}"
         asked = f"mean score of at least {demands.min_score:g} by the judge command"
@@ -90,17 +113,18 @@ def evaluate_gate(
         if score.share_without_oracle > MAX_SHARE_WITHOUT_ORACLE:
             fault = f"{score.without_oracle} of {score.cases} cases have no oracle, "
             fault += f"{score.share_without_oracle:.1%}; {most}"
+        elif unknown := _too_few("accuracy", score.accuracy, score.sample, least):
+            pass
         elif score.accuracy is not None and score.accuracy < least:
             fault = f"accuracy {score.accuracy:.1%} is below {least:.1%}"
         parts.append((f"accuracy of at least {least:.1%}", fault))
     if base is not None:
         least, asked_for = demands.min_improvement, demands.min_token_accuracy
-        by, fault = f" by at least {least:.1%} of it" if least else "", ""
-        if now.loss is None or base.loss is None:
-            fault = "the loss on the held-out answers is not a number"
-        elif not (now.loss < base.loss and now.loss <= base.loss * (1 - least)):  # also for NaN
-            fault = f"loss {loss(now.loss)} is not below the base's {loss(base.loss)}{by}"
+        by = f" by at least {least:.1%} of it" if least else ""
+        fault, few = _lower_loss(now, base, least, by)
+        unknown = unknown or few
         parts.append((f"loss on the held-out answers below the base's{by}", fault))
+        parts.append(("answers that are not empty, repetitive or all the same", now.unusable))
         share = base.token_accuracy if asked_for is None else asked_for
         whose, fault = "the base's " if asked_for is None else "", ""
         if now.token_accuracy is not None and share is not None and now.token_accuracy < share:
@@ -110,8 +134,40 @@ def evaluate_gate(
         asked = f"at most {demands.max_regression:.0%} worse than the baseline"
         parts.append((asked, _regression(demands.max_regression, now, before)))
     reasons = tuple(fault for _, fault in parts if fault)
-    passed = not reasons if parts else None
+    passed = False if reasons else None if unknown or not parts else True
+    reasons = (unknown,) if unknown and not reasons else reasons
     return Gate(passed=passed, reasons=reasons, asked=tuple(asked for asked, _ in parts))
+
+
+def _too_few(what: str, share: float | None, rows: int, least: float) -> str:
+    """Why so few rows cannot show that a share is at least `least`, or ""; a share whose interval
+    lies below it fails however few they are."""
+    needed = rows_needed(least)
+    if share is None or rows >= needed:
+        return ""
+    low, high = wilson(share * rows, rows)
+    if high < least:
+        return ""
+    seen = f"{counted(rows, 'row')}: {what} {low:.1%} to {high:.1%}"
+    return f"{seen}; to show {least:.1%} takes {needed} rows"
+
+
+def _lower_loss(now: ModelResult, base: ModelResult, least: float, by: str) -> tuple[str, str]:
+    """Why the loss is not below the base's by `least` of it, and why that cannot be told; "" each
+    if its interval lies above `least`."""
+    if now.loss is None or base.loss is None or not abs(now.loss) < float("inf"):
+        return "the loss on the held-out answers is not a number", ""
+    rows, found = len(base.row_losses), loss_reduction(now.row_losses, base.row_losses)
+    if found is None:
+        return "", f"{counted(rows, 'row')}: too few to compare losses; at least {MIN_OPEN_ROWS}"
+    share, (low, high) = found
+    text = f"loss {loss(now.loss)}, {share:.1%} ({low:.1%} to {high:.1%}) below the base's"
+    if share <= 0 or (high < least and rows >= MIN_OPEN_ROWS):
+        text = f"loss {loss(now.loss)} is not below the base's {loss(base.loss)}{by}"
+        return f"{text} (reduction {low:.1%} to {high:.1%}, 95 % interval)", ""
+    if rows < MIN_OPEN_ROWS:
+        return "", f"{text} on {counted(rows, 'row')}: too few; at least {MIN_OPEN_ROWS}"
+    return "", "" if low > least else f"{text}; {least:.1%} is not certain"
 
 
 def _regression(most: float, now: ModelResult, before: ModelResult) -> str:

@@ -34,13 +34,16 @@ class Score:
         return self.passed / self.judged if self.judged else None
 
     @property
+    def sample(self) -> int:
+        """The sample size: rows, as answers of one row are correlated, at worst fully."""
+        return self.judged if self.rows is None else self.rows
+
+    @property
     def interval(self) -> tuple[float, float] | None:
-        """Wilson's 95 % interval of the accuracy. Answers of one row are correlated, at worst
-        fully, so the number of rows is used as the sample size."""
-        if not self.judged:
+        """Wilson's 95 % interval of the accuracy."""
+        if self.accuracy is None:
             return None
-        rows = self.judged if self.rows is None else self.rows
-        return wilson(self.passed * rows / self.judged, rows)
+        return wilson(self.accuracy * self.sample, self.sample)
 
     @property
     def share_without_oracle(self) -> float:
@@ -70,6 +73,27 @@ def wilson(passed: float, judged: int) -> tuple[float, float]:
     low = 0.0 if passed == 0 else max(0.0, centre - half)
     high = 1.0 if passed == judged else min(1.0, centre + half)
     return low, high
+
+
+def rows_needed(share: float) -> int:
+    """Rows whose interval lies above `share` if every answer is right. No number of rows shows
+    100 %, so from 99 % on it is that of 99 %."""
+    share = min(share, 0.99)
+    return math.floor(Z_95 * Z_95 * share / (1 - share)) + 1 if share > 0 else 0
+
+
+def loss_reduction(
+    now: Sequence[float], base: Sequence[float]
+) -> tuple[float, tuple[float, float]] | None:
+    """By which share of the base's loss the loss is lower, from the losses of the same rows, and
+    its 95 % interval; None if that cannot be computed."""
+    total, count = sum(base), len(base)
+    if count < 2 or len(now) != count or not 0 < total < math.inf:
+        return None
+    share = 1 - sum(now) / total
+    rest = sum((b - n - share * b) ** 2 for n, b in zip(now, base, strict=True))
+    half = Z_95 * math.sqrt(rest * count / (count - 1)) / total
+    return share, (share - half, share + half)
 
 
 @dataclass(frozen=True, kw_only=True)

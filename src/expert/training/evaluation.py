@@ -43,6 +43,8 @@ class EvalResult:
     examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further means, of objectives that have them."""
+    row_losses: tuple[float, ...] = ()
+    """Loss sums of the rows, if they were evaluated one by one."""
 
     @property
     def perplexity(self) -> float:

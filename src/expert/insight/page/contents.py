@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from expert.core.text import times
+from expert.insight.advice import learning_advice
 from expert.insight.ladder.ladder import KEPT_STATUSES, MARKS, Ladder, SettingResult
 from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
 from expert.insight.page.comparison import comparison_section
@@ -96,7 +97,8 @@ def _tone(run: RunFacts) -> Tone:
     learns = learning.is_good or learning.kind == "unknown"
     if "warning" in severities or not learns or run.state == "stopped":
         return "warning"
-    if Validated(run.record.verdict or {}).gate is False:
+    answers = Validated(run.record.verdict or {})
+    if answers.gate is False or answers.undecided:
         return "warning"
     if run.verdict.kind == "unknown":
         return "note"
@@ -114,7 +116,10 @@ def _reasons(run: RunFacts) -> str:
         state += " It is not validated yet: run expert validate."
     if run.record.outdated:
         state += f" validation.json {run.record.outdated}; run expert validate again."
-    fixes = [fix for fix in (run.learning.fix, run.verdict.fix) if fix]
+    verdict = run.record.verdict or {}
+    failed = Validated(verdict).gate is False
+    about_learning = learning_advice(run, verdict) if failed else [run.learning.fix]
+    fixes = [fix.rstrip(".") for fix in (*about_learning, run.verdict.fix) if fix]
     fix = f"What to do: {'; '.join(fixes)}." if fixes else ""
     gain = run.verdict.gain
     gained = f"Expected gain: up to {times(gain)}." if gain is not None else ""

@@ -43,15 +43,20 @@ def data_sections(run: RunFacts) -> list[PageSection]:
     return sections
 
 
-def _prepared(record: RunRecord, folder: str) -> dict[str, Any]:
-    """What is known of a prepared-token folder, or why nothing is."""
+def statistics_of(record: RunRecord, folder: str) -> tuple[Path | None, dict[str, Any]]:
+    """Where a prepared-token folder is now, and its counts and lengths of rows."""
     # The run may have been moved, and a relative path depends on the folder it was started in.
     output = record.planned("watch.output_dir")
     then = output if isinstance(output, str) and output else "runs"
     now = record.folder.resolve().parent
     candidates = (relocated_path(folder, runs_then=then, runs_now=now), now / folder)
     there = next((path for path in candidates if path.is_dir()), None)
-    facts = read_object_or_empty(there / "statistics.json") if there is not None else {}
+    return there, read_object_or_empty(there / "statistics.json") if there is not None else {}
+
+
+def _prepared(record: RunRecord, folder: str) -> dict[str, Any]:
+    """What is known of a prepared-token folder, or why nothing is."""
+    there, facts = statistics_of(record, folder)
     if there is None or not facts:
         why = "no longer exists" if there is None else "has no readable statistics.json"
         return {"problem": f"{folder} {why}, so its numbers are unknown."}

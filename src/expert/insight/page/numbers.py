@@ -54,7 +54,7 @@ def manifest_change(overrides: Sequence[str]) -> str:
 
 def _answers(run: RunFacts) -> Measured:
     found = Validated(run.record.verdict or {})
-    gate = {True: ", gate passes", False: ", gate fails", None: ""}[found.gate]
+    gate = f", {found.word}" if found.word else ""
     if found.mean_score is not None:
         return "Answers", f"{found.mean_score:.3g}", f"mean score of the judge command{gate}"
     if found.is_open_text:

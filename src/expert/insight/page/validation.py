@@ -32,6 +32,7 @@ class Validated:
         self.facts = facts
         self.gate = passed if isinstance(passed, bool) else None
         self.reasons = "; ".join(str(reason) for reason in listed(gate.get("reasons")))
+        self.undecided = self.gate is None and bool(self.reasons)
         asked = mapping(facts.get("asked"))
         self.required = "; ".join(str(each) for each in listed(asked.get("for")))
         self.required += f" ({asked['because']})" if self.required and asked.get("because") else ""
@@ -56,6 +57,13 @@ class Validated:
         self.interval = f"{ends[0] or 0.0:.1%} to {ends[1] or 0.0:.1%}" if known else ""
 
     @property
+    def word(self) -> str:
+        """The verdict; "" if there is none."""
+        if self.undecided:
+            return "not enough to tell"
+        return {True: "gate passes", False: "gate fails", None: ""}[self.gate]
+
+    @property
     def is_open_text(self) -> bool:
         """Whether it was judged by loss rather than by answers."""
         return None not in (self.new_loss, self.base_loss) and self.accuracy is None
@@ -73,7 +81,7 @@ class Validated:
 
     def sentence(self) -> tuple[str, str] | None:
         """How good the expert is, in two words and in a sentence; None if it was not judged."""
-        if self.gate is None:
+        if self.gate is None and not self.undecided:
             return None
         if self.mean_score is not None:
             known = [f"mean score {self.mean_score:.3g} by a judge command"]
@@ -88,8 +96,7 @@ class Validated:
             known += [f"baseline {self.baseline:.1%}"] if self.baseline is not None else []
         else:
             return None
-        word = f"gate {'passes' if self.gate else 'fails'}"
-        return word, f"{'; '.join([*known, *self.doubts()])}."
+        return self.word, f"{'; '.join([*known, *self.doubts()])}."
 
     def cards(self) -> Iterator[tuple[str, str, str]]:
         """Name, value and note of each number."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -34,6 +35,8 @@ from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import Trained
 
 QUESTION = "{question}"
+MAX_EXAMPLE = 4_000
+"""Characters of a row that is shown."""
 LIBRARIES = ("torch", "transformers", "peft")
 _DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
 # `expert sample` uses float32 on a CPU, too.
@@ -57,11 +60,14 @@ class PromptFormat(NamedTuple):
     """The model continues text: answers are not stripped."""
     stops: tuple[str, ...] = ()
     """Texts that end an answer, besides the tokens in generation_config.json."""
+    example: str = ""
+    """The first row of the data as the model sees it; "" if it is long or cannot be read."""
 
 
 def prompt_format_of(trained: Trained) -> PromptFormat | None:
     """The prompt that `expert sample` would use; None for the character model."""
     from expert.data.plain_text import FirstRow, trained_on_text
+    from expert.data.template.templates import TemplateError
     from expert.data.tokens.encoder import TextEncoder
 
     template, encoder = trained.template, trained.encoder
@@ -74,7 +80,12 @@ def prompt_format_of(trained: Trained) -> PromptFormat | None:
     text = prompt_text(template, QUESTION, plain=plain, tools="" if plain else first.tools)
     # The tokenizer's prefix (bos): the code calls it with add_special_tokens=False.
     before = encoder.decode(encoder.prefix) if encoder.prefix else ""
-    return PromptFormat(before + text, plain, tuple(stops))
+    whole = ""
+    if first.example is not None and not plain:
+        with suppress(TemplateError):  # a row that the template refuses is not trained on
+            whole = before + "".join(each.text for each in template.segments(first.example))
+    example = whole if len(whole) <= MAX_EXAMPLE else ""
+    return PromptFormat(before + text, plain, tuple(stops), example)
 
 
 class CardFacts(NamedTuple):
@@ -123,6 +134,7 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         "md": in_markdown,
         # A Python string literal without backticks, which could end the Markdown block.
         "literal": lambda text: repr(text).replace("`", "\\x60"),
+        "fenced": _fenced,
         "loss": lambda value: "unknown" if value is None else loss(value),
     }
     versions = known.environment.get("versions") or {}
@@ -132,7 +144,10 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         done=done,
         base=base,
         languages=people,
-        license=license_ if isinstance(license_, str) else "",
+        # The Hub knows licences by ids such as apache-2.0.
+        license="-".join(license_.lower().split()) if isinstance(license_, str) else "",
+        manifest=known.manifest,
+        tasks=[tag[5:] for tag in known.manifest.get("capabilities") or () if tag[:5] == "task:"],
         library="expert" if is_char_model else library,
         tags=dict.fromkeys(tags),
         plan=plan,
@@ -167,6 +182,12 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         version=__version__,
     )
     return redacted(visible(text))
+
+
+def _fenced(text: str) -> str:
+    """A Markdown block of the text, which cannot end it."""
+    fence = "`" * max([3, *(1 + len(ticks) for ticks in re.findall("`+", text))])
+    return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
 def keeps_adapter_dtype(plan: RunPlan) -> bool:

@@ -13,7 +13,7 @@ from expert.core.resources import disk_full_error, disk_full_message
 from expert.core.rundir import RunFolder
 from expert.core.text import shell_quoted
 from expert.jobs.export.exported import Kind
-from expert.jobs.validate.saved_verdict import ENOUGH_CASES, SavedVerdict, read_verdict
+from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.run_plan import RunPlan
 from expert.run.stored.choose_checkpoint import Choice
@@ -31,15 +31,14 @@ def export_refusal(found: SavedVerdict) -> str:
     """Why a verdict forbids to export; "" if it does not."""
     if found.passed is False:
         return f"the quality gate failed: {found.reasons}"
-    # Too few of the cases were judged for a pass to mean much.
-    if found.of is not None and found.cases != 0 and (found.rows or 0) < ENOUGH_CASES:
-        return f"the quality gate passed on only {found.cases} of {found.of} cases"
+    if found.undecided:
+        return f"not enough to tell whether the quality gate passes: {found.reasons}"
     return ""
 
 
 def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
-    """A warning about the run's validation, or ""; CannotExport if its gate failed, or passed on
-    too few cases. A verdict on earlier weights only gives a warning."""
+    """A warning about the run's validation, or ""; CannotExport if its gate failed, or
+    there was not enough to tell. A verdict on earlier weights only gives a warning."""
     found, file, run = read_verdict(folder), folder.validation, shell_quoted(folder.path)
     if found is None:
         return ""
@@ -48,7 +47,7 @@ def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> st
     if refusal := export_refusal(found):
         if allow_failed:
             return f"{file}: {refusal}"
-        fix = f"validate them all with expert validate --expert {run}"
+        fix = f"score more rows with expert validate {run} --test-set FILE, or lower --min-accuracy"
         if found.passed is False:
             fix = "train longer, validate another checkpoint with expert validate --checkpoint"
         raise CannotExport(f"{file}: {refusal}  ({fix}, or export it anyway with --allow-failed)")

@@ -112,8 +112,11 @@ class ValidatedModel:
         """Free its memory; it cannot be asked any more."""
         self._ask("unload", [{}] * self.count)
 
-    def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
-        asked = [{"rows": rows, "place": place, "of": self.count} for place in range(self.count)]
+    def losses(
+        self, rows: Sequence[Example], *, one_by_one: bool, tell: Tell, note: Note
+    ) -> EvalResult:
+        how = {"rows": rows, "one_by_one": one_by_one, "of": self.count}
+        asked = [{**how, "place": place} for place in range(self.count)]
         found = self._ask("losses", asked, tell, note, of=len(rows))
         # Batches were dealt in turn: restore their order, and sum as one process does.
         return mean_losses(

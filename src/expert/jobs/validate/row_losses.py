@@ -35,6 +35,7 @@ class BatchSums(NamedTuple):
 
 def mean_losses(sums: Iterable[BatchSums]) -> EvalResult:
     """Means over all target tokens of all batches, summed in order; every token counts the same."""
+    sums = list(sums)
     from expert.training.evaluation import mean_metrics
 
     loss_sum, correct, targets, examples = 0.0, 0, 0, 0
@@ -43,13 +44,16 @@ def mean_losses(sums: Iterable[BatchSums]) -> EvalResult:
         correct += each.correct
         targets += each.targets
         examples += each.examples
-    return mean_metrics(loss_sum, correct, targets=targets, examples=examples)
+    found = mean_metrics(loss_sum, correct, targets=targets, examples=examples)
+    single = all(each.examples == 1 for each in sums)
+    return replace(found, row_losses=tuple(each.loss_sum for each in sums) if single else ())
 
 
 def batch_sums(
     trained: Trained,
     examples: Sequence[Example],
     *,
+    one_by_one: bool = False,
     place: int = 0,
     of: int = 1,
     tell: Tell = lambda done, of: None,
@@ -69,7 +73,7 @@ def batch_sums(
     plan = trained.plan
     # One row per sequence: the loss is the same as packed, and one kernel works on every machine.
     alone = plan.model_copy(update={"data": plan.data.model_copy(update={"packing": "none"})})
-    rows = plan.batch.eval_batch
+    rows = 1 if one_by_one else plan.batch.eval_batch
     with (
         tempfile.TemporaryDirectory(prefix="expert-rows-") as folder,
         _evaluating(trained) as loaded,

@@ -16,9 +16,6 @@ from expert.judging.gate import MIN_ACCURACY
 from expert.run.stored.choose_checkpoint import Choice
 
 PARTIAL = "validation-partial.json"
-ENOUGH_CASES = 50
-"""From this many cases on a result is meaningful, for a whole set or a part spread over one: with
-all of 50 right the true share is above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +23,15 @@ class SavedVerdict:
     """The gate in a validation.json; unknown values are None or empty."""
 
     passed: bool | None
-    """None: there was nothing to judge, neither answers nor a baseline."""
+    """None: there were too few rows to tell, or nothing to judge: neither answers nor a
+    baseline."""
     reasons: str
+    undecided: bool = False
+    """There were too few rows to tell."""
     checkpoint: str = ""
     test_set: str = ""
     """Of the whole set, if only a part was judged."""
     cases: int | None = None
-    rows: int | None = None
-    """Rows behind the cases; answers of one row mean less than as many of several."""
     of: int | None = None
     """Cases of the whole set, if only a part was judged."""
     accuracy: float | None = None
@@ -49,6 +47,8 @@ class SavedVerdict:
     """All requirements, in words."""
     base_loss: float | None = None
     """Of the base on the same rows, if open text was compared with it."""
+    baseline: str = ""
+    """The baseline and its accuracy, in words."""
     token_accuracy: float | None = None
     mean_score: float | None = None
     """Of a judge command."""
@@ -95,14 +95,17 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
         rows = found.get("new_rows") or rows  # what the gate counted
         ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
-        cases_rows = {case.get("row", number) for number, case in enumerate(cases or ())}
+        reasons = "; ".join(map(str, gate.get("reasons") or ()))
+        is_open = gate["passed"] is None and (bool(reasons) or cases == [])
+        other = found.get("baseline") or {}
+        theirs = other.get("accuracy")
         return SavedVerdict(
-            passed=None if gate["passed"] is None and cases == [] else gate["passed"] is True,
-            reasons="; ".join(map(str, gate.get("reasons") or ())) or "no reason is given",
+            passed=None if is_open else gate["passed"] is True,
+            reasons=reasons or "no reason is given",
+            undecided=is_open and bool(reasons),
             checkpoint=str(found.get("checkpoint") or ""),
             test_set=str(part.get("test_set") or found.get("test_set") or ""),
             cases=None if cases is None else len(cases),
-            rows=None if cases is None else len(cases_rows),
             of=int(part["of"]) if part else None,
             accuracy=found.get("accuracy"),
             interval=(float(ends[0]), float(ends[1])) if ends else None,
@@ -112,6 +115,7 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
             asked=None if asked is None else float(asked),
             demands=tuple(map(str, (found.get("asked") or {}).get("for") or ())),
             base_loss=(found.get("base") or {}).get("loss"),
+            baseline="" if theirs is None else f"{theirs:.1%} ({other.get('checkpoint')})",
             token_accuracy=rows.get("token_accuracy"),
             mean_score=found.get("mean_score"),
             outdated=outdated(found, folder),

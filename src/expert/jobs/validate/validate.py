@@ -33,7 +33,6 @@ from expert.jobs.validate.validation import (
     CheckpointResult,
     Judged,
     Validation,
-    few_cases,
     notes_on,
 )
 from expert.judging.answers import normalised, unfenced
@@ -92,10 +91,11 @@ class _Task:
         new = [row for row, own in pairs if not any(case.id in self.learnt for case in own)]
         enough = min(MIN_NEW_CASES, len(rows)) <= len(new) < len(rows)
         tell, note = self.telling("loss on held-out rows"), self.notes.append
-        every = self.model.losses(rows, tell=tell, note=note)
-        if not (self.judging.compares_with_base and enough):
+        single = self.judging.compares_with_base  # by the difference of each row
+        every = self.model.losses(rows, one_by_one=single, tell=tell, note=note)
+        if not (single and enough):
             return every, None
-        return every, self.model.losses(new, tell=tell, note=note)
+        return every, self.model.losses(new, one_by_one=single, tell=tell, note=note)
 
     def telling(self, what: str) -> Callable[[int, int], None]:
         """Report the progress of a part of the work on the present model."""
@@ -188,11 +188,14 @@ def validate(
         base_rows = losses[1] or losses[0] if losses and judging.compares_with_base else None
     file, kept = validation_file(run.folder, chosen, test)
     notes = notes_on(test.every_case, judging.domain, left_out=test.left_out)
-    notes += ["" if result.is_scored else few_cases(result.standing.score), *task.notes]
     rows = {each.case.id: each.row for each in result.cases}
     of_base = None
     if base_rows is not None:
-        of_base = ModelResult(loss=base_rows.loss, token_accuracy=base_rows.token_accuracy)
+        of_base = ModelResult(
+            loss=base_rows.loss,
+            token_accuracy=base_rows.token_accuracy,
+            row_losses=base_rows.row_losses,
+        )
     done = Validation(
         folder=run.folder.path,
         expert=run.plan.expert,
@@ -221,7 +224,7 @@ def validate(
         },
         partial=test.partial,
         file=file,
-        notes=tuple(filter(None, (*notes, remark, unknown_rows, kept))),
+        notes=tuple(filter(None, (*notes, *task.notes, remark, unknown_rows, kept))),
         seconds=time.monotonic() - began,
     )
     run.folder.write_json(file.name, done.as_dict())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.install import pip_install
 from expert.core.text import counted
-from expert.jobs.validate.saved_verdict import ENOUGH_CASES
+from expert.judging.answers import unusable_answers
 from expert.judging.gate import MIN_NEW_CASES, Gate, ModelResult, Scores, gate_score
 from expert.judging.judge_command import JUDGE
 from expert.judging.oracles.oracle import Judgement, missing_packages
@@ -79,12 +79,15 @@ class CheckpointResult:
 
     @property
     def standing(self) -> ModelResult:
-        rows = self.new_rows or self.rows
+        rows, opened = self.new_rows or self.rows, [each for each in self.cases if each.is_open]
+        texts = [(each.case.prompt, each.case.expected, each.answer) for each in opened]
         return ModelResult(
             score=gate_score(self.score, self.new_score),
             loss=rows.loss,
             token_accuracy=rows.token_accuracy,
             scores=self.scores if self.is_scored else None,
+            row_losses=rows.row_losses,
+            unusable=unusable_answers(texts),
         )
 
     @property
@@ -99,7 +102,8 @@ class CheckpointResult:
         asked = new if len(new) >= min(MIN_NEW_CASES, len(self.cases)) else self.cases
         known = [each.judgement.score for each in asked if each.judgement.score is not None]
         mean = sum(known) / len(known) if known else None
-        return Scores(mean=mean, scored=len(known), cases=len(asked))
+        rows = len({each.row for each in asked if each.judgement.score is not None})
+        return Scores(mean=mean, scored=len(known), cases=len(asked), rows=rows)
 
     def verdicts(self) -> dict[str, bool | None]:
         return {each.case.id: each.judgement.passed for each in self.cases}
@@ -300,15 +304,3 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
             "typescript)"
         )
     return notes
-
-
-def few_cases(score: Score) -> str:
-    """How inconclusive an accuracy of few cases is; "" if there are enough of them, or none."""
-    rows = score.judged if score.rows is None else score.rows
-    if score.interval is None or rows >= ENOUGH_CASES:
-        return ""
-    low, high = score.interval
-    return (
-        f"{counted(rows, 'row')} with answers: too few to be conclusive: the accuracy lies between "
-        f"{low:.1%} and {high:.1%}; {ENOUGH_CASES} or more are better"
-    )
