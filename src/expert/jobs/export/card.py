@@ -28,7 +28,7 @@ from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.servers import FOLDER, engines, gguf_commands
 from expert.jobs.sample.sample import prompt_text
 from expert.jobs.validate.saved_verdict import SavedVerdict
-from expert.manifest.schema.kinds import IN_FLOAT32
+from expert.manifest.schema.kinds import IN_FLOAT32, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
 from expert.planning.run_plan import RunPlan
