@@ -42,7 +42,7 @@ SHORTER = {
     r"--set max_steps=10$": f"--set max_steps=3 {SHORT_ANSWERS}",
     r"(expert train dates)$": rf"\1 --epochs 2 {SHORT_ANSWERS}"
     " --set batch_size=4 --set learning_rate=1e-4 --set training.dataset.max_samples=60",
-    r"(expert validate --expert dates/runs --baseline base)$": r"\1 --min-accuracy 0",
+    r"(expert validate dates/runs --baseline base)$": r"\1 --min-accuracy 0",
 }
 TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 

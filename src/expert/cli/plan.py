@@ -78,7 +78,7 @@ def plan(
     everything: Annotated[bool, typer.Option("--all", help="Show defaults too.")] = False,
     as_json: Annotated[bool, json_option("Print the plan as JSON.")] = False,
 ) -> None:
-    """Decide every "auto" for a card, with reasons, before any weights are loaded."""
+    """Show what a run would do: settings, memory, time, and why."""
     from expert.manifest.reader import read_manifest
     from expert.planning.machine.machine import describe_machine
     from expert.run.open import plan as plan_job

@@ -11,7 +11,15 @@ import typer
 from rich.console import Console
 
 from expert.cli.show.display import make_console, show, write_json
-from expert.cli.show.options import Checkpoint, ComputeDevice, Device, RunFolder, json_option
+from expert.cli.show.options import (
+    Checkpoint,
+    ComputeDevice,
+    Device,
+    ExpertPlace,
+    RunFolder,
+    chosen_run,
+    json_option,
+)
 from expert.core.errors import ExpertError
 from expert.core.text import visible
 
@@ -53,7 +61,8 @@ Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the s
 
 
 def sample(
-    run: RunFolder,
+    run: RunFolder = None,
+    expert: ExpertPlace = None,
     prompt: Prompts = None,
     system: Annotated[str, typer.Option(help="The system message.")] = "",
     tools: Tools = None,
@@ -67,9 +76,10 @@ def sample(
     device: ComputeDevice = Device.auto,
     as_json: Annotated[bool, json_option("Print texts and settings as JSON.")] = False,
 ) -> None:
-    """Generate answers with a trained expert; decoding settings default to the manifest's."""
+    """Answer prompts with a trained expert, or chat with it."""
     from expert.jobs.sample.sample import sample as sample_job
 
+    run = chosen_run(run, expert)
     prompts = _prompts(prompt, interactive=not as_json and _is_terminal())
     console, notes = make_console(), make_console(error=True)
     writer = _Writer(console, several=len(prompts) > 1, quiet=as_json)

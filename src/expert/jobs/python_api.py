@@ -50,7 +50,7 @@ def export(
     from expert.run.stored.locate import find_trained
 
     done = export_job(
-        find_trained(Path(run)).path,
+        find_trained(Path(run), "validated").path,
         Path(to),
         kind=kind,
         gguf=gguf,

@@ -21,8 +21,13 @@ from expert.core.errors import ExpertError, ManifestError
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
+    from expert.run.stored.locate import Prefer
 
 RUN_HELP = "A run folder, or a folder of runs or of an expert: its newest run."
+TRAINED_HELP = (
+    "A run folder, or a folder of runs or of an expert: its newest run, finished and validated "
+    "ones first; default: runs/."
+)
 SETTINGS_FILE = "config.yaml"
 """Settings of the character GPT, read from the working directory."""
 # Keys of a manifest that describe its own rows, not those given with --dataset.
@@ -85,7 +90,12 @@ def manifest_file(place: Path | None) -> Path | None:
     return file
 
 
-RunFolder = Annotated[Path, typer.Argument(help=RUN_HELP)]
+RunFolder = Annotated[
+    Path | None, typer.Argument(metavar="[RUN]", help=TRAINED_HELP, show_default=False)
+]
+ExpertPlace = Annotated[
+    Path | None, typer.Option("--expert", metavar="RUN", help="The same as RUN.")
+]
 ManifestFile = Annotated[
     Path | None, typer.Argument(help="The manifest, same as --manifest.", callback=manifest_file)
 ]
@@ -126,6 +136,18 @@ Checkpoint = Annotated[
 ResultAsJson = Annotated[
     bool, json_option("Print the result as JSON; progress goes to standard error.")
 ]
+
+
+def chosen_run(run: Path | None, expert: Path | None, prefer: Prefer = "validated") -> Path | None:
+    """The run or expert, given as an argument or with --expert; reports which run of several."""
+    from expert.run.stored.locate import choice_in_words
+
+    if run is not None and expert is not None:
+        raise typer.BadParameter(f"{run} and --expert {expert}: give one expert")
+    place = run or expert
+    if words := choice_in_words(place, prefer):
+        show(make_console(error=True), words, "dim")
+    return place
 
 
 def one_manifest(file: Path | None, manifest: Path | None) -> Path | None:

@@ -44,11 +44,11 @@ def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> st
     if found is None:
         return ""
     if found.outdated:
-        return f"{file} {found.outdated}  (expert validate --expert {run})"
+        return f"{file} {found.outdated}  (expert validate {run})"
     if refusal := export_refusal(found):
         if allow_failed:
             return f"{file}: {refusal}"
-        fix = f"validate them all with expert validate --expert {run}"
+        fix = f"validate them all with expert validate {run}"
         if found.passed is False:
             fix = "train longer, validate another checkpoint with expert validate --checkpoint"
         raise CannotExport(f"{file}: {refusal}  ({fix}, or export it anyway with --allow-failed)")
@@ -56,7 +56,7 @@ def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> st
         done = "passed the quality gate" if found.passed else "was validated"
         return (
             f"{found.checkpoint} {done}, but {choice.name} is exported  (validate it with expert "
-            f"validate --expert {run})"
+            f"validate {run})"
         )
     return ""
 
