@@ -129,7 +129,7 @@ def export(
             show_lines(console, exported_lines(done))
     if push:
         found["pushed"] = asdict(
-            _push(console, to or run or Path(), push, public, allow_failed, as_json)
+            _push(console, to or run or expert or Path(), push, public, allow_failed, as_json)
         )
     if as_json:
         write_json(found, needed=False)

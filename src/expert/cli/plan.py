@@ -140,10 +140,12 @@ def show_notice(notice: Notice, console: Console) -> None:
 
 
 def show_warnings(read: ReadManifest, console: Console) -> None:
-    """The manifest's warnings; warnings of the plan are events of the run."""
+    """The manifest's warnings, its file once; warnings of the plan are events of the run."""
+    source = f"{read.source}: "
     for notice in read.notices:
         if notice.kind == "warning":
-            show(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
+            show(console, f"warning: {source}{notice.where}: {notice.text}", "yellow")
+            source = ""
 
 
 def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
