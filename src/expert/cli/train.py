@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
-    from expert.run.session.finish import RunResult
+    from expert.run.session.result import RunResult
 
 STOPPING = "Finishing this step; press Ctrl-C again to stop immediately."
 STOPPED = "Stopped without saving; --resume continues from the last checkpoint, if there is one."
