@@ -13,10 +13,14 @@ from expert.cli.show.options import (
     RUN_HELP,
     BaseModelName,
     Overrides,
+    Rows,
+    flag_overrides,
     json_option,
     manifest_option,
     one_manifest,
+    read_requested_manifest,
     remote_code_option,
+    settings_file,
 )
 from expert.core.errors import EXIT_OK
 from expert.core.text import counted, percent, shell_quoted, span, times
@@ -46,6 +50,7 @@ def diagnose(
     manifest: Annotated[
         Path | None, manifest_option("Check a run of this before it starts")
     ] = None,
+    dataset: Rows = None,
     model: BaseModelName = None,
     gpu: Annotated[str | None, typer.Option(help="Check for this card; no step is timed.")] = None,
     vram: Annotated[
@@ -66,21 +71,24 @@ def diagnose(
     """Show where the time of a run went and how to fix it; or, before a run, what would stop it.
 
     With a run, only its folder is read: it may still be running, or come from another machine. The
-    exit code is then always 0. Without a run the machine is checked, and with --manifest also the
-    data, the configuration, and how long the run would take.
+    exit code is then always 0. Without a run the machine is checked, and with --manifest, --dataset
+    or a config.yaml of the character GPT also the data, the configuration, and how long the run
+    would take.
     """
     from expert.jobs.diagnose.check import check
     from expert.jobs.diagnose.diagnose import diagnose_run
     from expert.jobs.diagnose.short_runs import profile as profile_job
     from expert.jobs.diagnose.short_runs import read_run_manifest
-    from expert.manifest.reader import read_manifest
     from expert.run.stored.locate import find_trained
 
     if run is not None and run.is_file():  # a run is a folder: this can only be a manifest
         run, manifest = None, one_manifest(run, manifest)
-    if run is not None and manifest is not None:
+    if run is None and manifest is None and dataset is None:
+        manifest = settings_file()
+    described = manifest is not None or dataset is not None
+    if run is not None and described:
         raise typer.BadParameter("give a run or a manifest, not both")
-    if profile is not None and run is None and manifest is None:
+    if profile is not None and run is None and not described:
         raise typer.BadParameter("--profile needs --manifest FILE, or a run")
     if profile is not None and gpu is not None:
         raise typer.BadParameter("--profile runs on this machine: leave out --gpu")
@@ -88,10 +96,12 @@ def diagnose(
         raise typer.BadParameter("--gpu is for --manifest; a run has its own card")
     short: dict[str, Any] = {"model": model, "vram": vram, "allow_remote_code": remote_code}
 
+    flags = flag_overrides(dataset=dataset, output=None, epochs=None, device=None)
+
     def read(more: tuple[str, ...] = ()) -> ReadManifest:
-        keys = (*(overrides or ()), *more)
-        if manifest is not None:
-            return read_manifest(manifest, overrides=keys)
+        keys = (*flags, *(overrides or ()), *more)
+        if described:
+            return read_requested_manifest(manifest, dataset, keys, quiet=bool(more))
         return read_run_manifest(find_trained(run).path, keys)
 
     found: Any
@@ -103,7 +113,7 @@ def diagnose(
     elif run is not None:
         found, display = diagnose_run(run), show_diagnosis
     else:
-        given = read() if manifest is not None else None
+        given = read() if described else None
         found = check(given, replan=read, tell=_progress, timed=not no_timing, gpu=gpu, **short)
         display = show_check
     if as_json:

@@ -178,7 +178,7 @@ def flag_overrides(
 
 
 def read_requested_manifest(
-    manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
+    manifest: Path | None, dataset: str | None, overrides: tuple[str, ...], *, quiet: bool = False
 ) -> ReadManifest:
     """The given manifest; without one, the character GPT's on the given text."""
     from expert.manifest.migrate.aliases import CORPORA
@@ -201,10 +201,27 @@ def read_requested_manifest(
         raise UsageError(f"--dataset {dataset}: file not found  (check the path)")
     if not Path(SETTINGS_FILE).is_file():
         return character_manifest(dataset, overrides)
-    return _with_settings_file(dataset, overrides)
+    return _with_settings_file(dataset, overrides, quiet=quiet)
 
 
-def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
+def settings_file() -> Path | None:
+    """config.yaml in the working directory, if it describes a run of the character GPT."""
+    from expert.manifest.text.document import read_document
+    from expert.run.text_manifest import NotACharacterConfig, configured_manifest
+
+    file = Path(SETTINGS_FILE)
+    try:
+        root = read_document(file).root
+        if root.get("dataset") is None and root.get("training", "dataset") is None:
+            return None
+        configured_manifest(file, "")
+    except (ManifestError, NotACharacterConfig, OSError):  # of another program
+        return None
+    show(make_console(error=True), f"using the settings in {SETTINGS_FILE}", "dim")
+    return file
+
+
+def _with_settings_file(dataset: str, overrides: tuple[str, ...], *, quiet: bool) -> ReadManifest:
     """With the settings of config.yaml in the working directory; reports whether it is used."""
     from expert.manifest.text.document import read_document
     from expert.run.text_manifest import (
@@ -214,6 +231,7 @@ def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifes
     )
 
     console, file = make_console(error=True), Path(SETTINGS_FILE)
+    console.quiet = quiet
     try:
         read = configured_manifest(file, dataset, overrides)
     except NotACharacterConfig as why:
