@@ -114,10 +114,6 @@ def test_tables_are_the_same_rows_and_what_is_no_table_is_refused(tmp_path, monk
     assert not list(tmp_path.glob("runs/notebook-*"))
 
 
-def test_only_what_is_public_is_listed():
-    assert dir(expert) == sorted(expert.__all__)
-
-
 def test_the_cells_of_the_example_notebook_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
