@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_json
-from expert.cli.show.options import (
-    RUN_HELP,
-    BaseModelName,
-    Overrides,
-    Rows,
-    flag_overrides,
-    json_option,
-    manifest_option,
-    one_manifest,
-    read_requested_manifest,
-    remote_code_option,
-    settings_file,
-)
 from expert.core.errors import EXIT_OK
 from expert.core.text import counted, percent, shell_quoted, span, times
 
@@ -45,18 +33,18 @@ LONGEST_NAME = 70
 def diagnose(
     run: Annotated[
         Path | None,
-        typer.Argument(help=f"{RUN_HELP} A file: a manifest. Without: this machine."),
+        typer.Argument(help=f"{options.RUN_HELP} A file: a manifest. Without: this machine."),
     ] = None,
     manifest: Annotated[
-        Path | None, manifest_option("Check a run of this before it starts")
+        Path | None, options.manifest_option("Check a run of this before it starts")
     ] = None,
-    dataset: Rows = None,
-    model: BaseModelName = None,
+    dataset: options.Rows = None,
+    model: options.BaseModelName = None,
     gpu: Annotated[str | None, typer.Option(help="Check for this card; no step is timed.")] = None,
     vram: Annotated[
         str | None, typer.Option(help='GPU memory to check for, such as "16GB".')
     ] = None,
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
     no_timing: Annotated[
         bool, typer.Option("--no-timing", help="Do not train a few steps to estimate the time.")
     ] = False,
@@ -64,9 +52,9 @@ def diagnose(
         int | None, typer.Option(min=1, metavar="N", help="Trace N steps of a short run.")
     ] = None,
     remote_code: Annotated[
-        bool, remote_code_option("Run Python code that ships with the model.")
+        bool, options.remote_code_option("Run Python code that ships with the model.")
     ] = False,
-    as_json: Annotated[bool, json_option("Print everything found as JSON.")] = False,
+    as_json: Annotated[bool, options.json_option("Print everything found as JSON.")] = False,
 ) -> None:
     """Show where the time of a run went and how to fix it; or, before a run, what would stop it.
 
@@ -82,9 +70,9 @@ def diagnose(
     from expert.run.stored.locate import find_trained
 
     if run is not None and run.is_file():  # a run is a folder: this can only be a manifest
-        run, manifest = None, one_manifest(run, manifest)
+        run, manifest = None, options.one_manifest(run, manifest)
     if run is None and manifest is None and dataset is None:
-        manifest = settings_file()
+        manifest = options.settings_file()
     described = manifest is not None or dataset is not None
     if run is not None and described:
         raise typer.BadParameter("give a run or a manifest, not both")
@@ -96,12 +84,12 @@ def diagnose(
         raise typer.BadParameter("--gpu is for --manifest; a run has its own card")
     short: dict[str, Any] = {"model": model, "vram": vram, "allow_remote_code": remote_code}
 
-    flags = flag_overrides(dataset=dataset, output=None, epochs=None, device=None)
+    flags = options.flag_overrides(dataset=dataset, output=None, epochs=None, device=None)
 
     def read(more: tuple[str, ...] = ()) -> ReadManifest:
         keys = (*flags, *(overrides or ()), *more)
         if described:
-            return read_requested_manifest(manifest, dataset, keys, quiet=bool(more))
+            return options.read_requested_manifest(manifest, dataset, keys, quiet=bool(more))
         return read_run_manifest(find_trained(run).path, keys)
 
     found: Any

@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import Line, make_console, show, show_lines, write_json
-from expert.cli.show.options import (
-    Checkpoint,
-    ComputeDevice,
-    Device,
-    ExpertPlace,
-    RunFolder,
-    chosen_run,
-    json_option,
-)
 from expert.cli.show.progress import Stages
 from expert.core.errors import EXIT_DAMAGED, EXIT_UNAVAILABLE
 from expert.core.text import gib
@@ -73,8 +65,8 @@ PushTo = Annotated[
 
 
 def export(
-    run: RunFolder = None,
-    expert: ExpertPlace = None,
+    run: options.RunFolder = None,
+    expert: options.ExpertPlace = None,
     to: Annotated[Path | None, typer.Option(help="The folder to write; it must not exist.")] = None,
     merged: Merged = False,
     adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter alone.")] = False,
@@ -82,12 +74,12 @@ def export(
     gguf_adapter: GgufAdapter = False,
     judged_rows: JudgedRows = 64,
     dtype: OfWeights = None,
-    checkpoint: Checkpoint = None,
-    device: ComputeDevice = Device.auto,
+    checkpoint: options.Checkpoint = None,
+    device: options.ComputeDevice = options.Device.auto,
     allow_failed: AllowFailed = False,
     push: PushTo = None,
     public: Annotated[bool, typer.Option("--public", help="With --push: make it public.")] = False,
-    as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
+    as_json: Annotated[bool, options.json_option("Print what was written as JSON.")] = False,
 ) -> None:
     """Write the adapter, merged weights or a GGUF file, and check it."""
     from expert.jobs.export.export import export as export_job
@@ -109,7 +101,7 @@ def export(
     if to is not None:
         if push:
             check_push(push)
-        run = chosen_run(run, expert)
+        run = options.chosen_run(run, expert)
         with Stages(console) as stage:
             done = export_job(
                 find_trained(run, "validated").path,

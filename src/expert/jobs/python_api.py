@@ -158,7 +158,7 @@ class _Printed:
     def __init__(self) -> None:
         self._started: Event = {}
         self._replaces = sys.stdout.isatty() or "ipykernel" in sys.modules
-        self._width = 0
+        self._line_open = False
 
     def __call__(self, event: Event) -> None:
         if event.get("event") == "started":
@@ -167,16 +167,13 @@ class _Printed:
         if event.get("event") == "step":
             parts = step_parts(event, total=whole(self._started, "total_steps"), epochs=epochs)
             line = GAP.join(["step", *parts.values()])
-            if self._replaces:
-                sys.stdout.write("\r" + line.ljust(self._width))
-                sys.stdout.flush()
-                self._width = len(line)
-            else:
-                sys.stdout.write(line + "\n")
-            return
-        for line, _ in lines_of({"epochs": epochs, **event}):
-            sys.stdout.write("\n" * bool(self._width) + redacted(line) + "\n")
-            self._width = 0
+            sys.stdout.write(f"\r{line:<100}" if self._replaces else f"{line}\n")
+            sys.stdout.flush()
+            self._line_open = self._replaces
+        elif lines := lines_of({"epochs": epochs, **event}):
+            text = redacted("\n".join(line for line, _ in lines))
+            sys.stdout.write("\n" * self._line_open + text + "\n")
+            self._line_open = False
 
 
 def sample(

@@ -91,7 +91,7 @@ def manifest_file(place: Path | None) -> Path | None:
 
 
 RunFolder = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help=TRAINED_HELP, show_default=False)
+    Path | None, typer.Argument(metavar="RUN", help=TRAINED_HELP, show_default=False)
 ]
 ExpertPlace = Annotated[
     Path | None, typer.Option("--expert", metavar="RUN", help="The same as RUN.")
