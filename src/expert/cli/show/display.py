@@ -204,17 +204,19 @@ def _paragraphs(sheet: Sheet, width: int) -> list[str]:
     """Every row as a line of its short cells, and its sentences below."""
     columns = [list(cells) for cells in zip(sheet.columns, *sheet.rows(), strict=True)]
     widths = [max(map(len, cells)) for cells in columns]
-    short = [0]
-    for n in range(1, len(columns)):
-        room = sum(widths[each] + len(GAP) for each in short) + widths[n]
-        if widths[n] <= LONG_CELL and room <= width:
-            short.append(n)
+    short = [n for n, most in enumerate(widths) if not n or most <= LONG_CELL]
     lines = []
     for row in sheet.rows():
-        lines.append(GAP.join(row[n].ljust(widths[n]) for n in short).rstrip())
-        for n in (n for n in range(len(row)) if n not in short and row[n]):
-            name = f"{sheet.columns[n]}: " if sheet.columns[n] else ""
-            words = f"{name}{row[n]}".replace("\n", "; ")
+        head, below = row[0].ljust(widths[0]), []
+        for n in range(1, len(row)):
+            # In a terminal lines count: a short value may stand beside its name.
+            is_short = n in short or (n == 1 and width < PLAIN_WIDTH and len(row[1]) <= LONG_CELL)
+            if is_short and len(head) + len(GAP) + len(row[n]) <= width:
+                head += GAP + row[n].ljust(min(widths[n], LONG_CELL))
+            elif row[n]:
+                below.append(f"{sheet.columns[n]}: {row[n]}".removeprefix(": ").replace("\n", "; "))
+        lines.append(head.rstrip())
+        for words in below:
             lines += [f"    {line}" for line in wrap(words, width - 4, **_WHOLE_WORDS)]
     return lines
 
