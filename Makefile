@@ -27,7 +27,7 @@ demo: $(READY)        ## train, validate, benchmark and report an example; 4 to 
 	@$(BIN)/python $(DEMO)/make_data.py --rows 8000 --seed 7
 	@$(BIN)/expert pretokenize --manifest $(DEMO)/manifest.json
 	@$(BIN)/expert train --manifest $(DEMO)/manifest.json --output $(DEMO_OUT)/runs
-	@$(BIN)/expert validate --expert $(DEMO_OUT)/runs --baseline base --min-accuracy 0.95 --limit 200
+	@$(BIN)/expert validate $(DEMO_OUT)/runs --baseline base --min-accuracy 0.95 --limit 200
 	@$(BIN)/expert benchmark --manifest $(DEMO)/manifest.json --minutes 1.2 --no-remember --to $(DEMO_OUT)/ladder.json
 	@$(BIN)/expert report $(DEMO_OUT)/runs --ladder $(DEMO_OUT)/ladder.json --to $(DEMO_OUT)/report.html
 	@echo

@@ -2,9 +2,9 @@
 
     import expert
 
-    read = expert.read_manifest("manifest.json")
-    plan = expert.plan(read, gpu="rtx-4090")
-    print(plan.kernels.precision, plan.memory.peak_bytes)
+    trained = expert.train(rows, model="Qwen/Qwen3-0.6B", learning_rate=1e-4)
+    print(trained.sample("What is the capital of France?"))
+    plan = expert.plan("manifest.json", gpu="rtx-4090")
 
 The `expert` commands use these same functions. They are imported on first use.
 """
@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
     from expert.data.prepared import PreparedData
-    from expert.jobs.python_api import export, sample
-    from expert.jobs.train import train
+    from expert.jobs.python_api import TrainedExpert, export, sample, train
     from expert.jobs.validate.validate import validate
     from expert.jobs.validate.validation import Validation
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
     from expert.run.open import plan, prepare
-    from expert.run.session.finish import RunResult
+    from expert.run.session.result import RunResult
 
 __version__ = "0.1.0"
 
@@ -37,6 +36,7 @@ __all__ = [
     "ReadManifest",
     "RunPlan",
     "RunResult",
+    "TrainedExpert",
     "Validation",
     "__version__",
     "describe_machine",
@@ -60,9 +60,10 @@ _HOMES = {
     "plan": "expert.run.open",
     "prepare": "expert.run.open",
     "PreparedData": "expert.data.prepared",
-    "RunResult": "expert.run.session.finish",
+    "RunResult": "expert.run.session.result",
     "sample": "expert.jobs.python_api",
-    "train": "expert.jobs.train",
+    "train": "expert.jobs.python_api",
+    "TrainedExpert": "expert.jobs.python_api",
     "Validation": "expert.jobs.validate.validation",
     "validate": "expert.jobs.validate.validate",
     "read_manifest": "expert.manifest.reader",
@@ -76,4 +77,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

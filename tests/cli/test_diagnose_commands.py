@@ -132,3 +132,29 @@ def test_a_profile_of_a_run_is_written_into_its_folder(run):
     assert "aten::mm" in ran.out
     [trace] = (folder / "profile").iterdir()
     assert str(trace) in ran.out.splitlines()[-1]
+
+
+def test_a_text_trains_for_the_same_steps_however_it_is_named(run, tmp_path, monkeypatch):
+    """The document: 25 epochs, a checkpoint every 5, all of them kept."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "input.txt").write_text("to be or not to be\n" * 200, encoding="utf-8")
+    shape = "{n_layer: 1, n_head: 1, n_embd: 16, block_size: 32}"
+    config = f"dataset: input.txt\nmodel: {shape}\ntraining: {{batch_size: 16}}\n"
+    (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+    planned = []
+    for words in (
+        ["--dataset", "input.txt"],
+        ["config.yaml", "--dataset", "input.txt"],
+        ["config.yaml"],
+    ):
+        plan = json.loads(run("train", *words, "--dry-run", "--json").out)["plan"]
+        watch = plan["watch"]
+        assert (plan["length"]["epochs"], watch["save_every_epochs"]) == (25, 5)
+        assert watch["keep_checkpoints"] is None
+        planned.append(plan["length"]["total_steps"])
+        ran = run("diagnose", *words, "--no-timing")
+        assert f"{planned[0]:,} steps" in ran.out + ran.err, ran
+    assert len({*planned}) == 1
+    assert f"{planned[0]:,} steps" in run("diagnose", "--no-timing").out
+    (tmp_path / "config.yaml").write_text("services: {web: {image: x}}\n", encoding="utf-8")
+    assert run("diagnose", "--no-timing").code == 0  # of another program

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from expert.cli.show.display import Sheet, bar_of, plain_lines, show_sheet
+import re
+
+from expert.cli.show.display import Sheet, bar_of, plain_lines, show, show_bars, show_sheet
 from expert.core.text import count, counted, duration, gib, value_in_words
 from tests.cli.screens import recorded
 from tests.each import each
@@ -37,6 +39,27 @@ def test_a_wide_table_is_wrapped_within_its_columns():
     assert lines[1].endswith("  me")
     assert lines[2].startswith("            word word")  # it continues under its column
     assert " ".join(lines).count("word") == 60
+
+
+def test_at_80_columns_no_word_is_broken():
+    console, file = recorded(terminal=True, width=80)
+    names = ["training.config.gradient_accumulation_steps", "optim.scheduler_options"]
+    rows = [
+        (name, "bestfit, apart", "measured on this card: " + name, "manifest") for name in names
+    ]
+    show_sheet(Sheet(("key", "value", "because", "source"), [rows]), console)
+    narrow = [(name, "x", "short") for name in names]
+    show_sheet(Sheet(("key", "value", "because"), [narrow]), console)
+    show(console, "warning: " + "the answer starts after max_seq_length " * 5, "yellow")
+    show_bars([("gradient accumulation", 1.0, "12.3 ms  44 % overlapped")], 1.0, console)
+    lines = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", file.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = " ".join(lines).split()
+    assert all(text.count(name) == times for name, times in zip(names, (3, 3), strict=True))
+    assert text.count("max_seq_length") == 5
+    command = "next: expert validate /a/folder --baseline base " + "--more" * 12
+    show(console, command)
+    assert command in file.getvalue()  # to be copied whole
 
 
 @each(

@@ -53,7 +53,8 @@ def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
         stream.write("{\n" * 3)
     bad = run("train", "-m", file)
     assert bad.code == 2
-    assert bad.err.startswith("3 rows cannot be used\n")
+    assert "train.jsonl: 3 rows cannot be used\n" in bad.err
+    assert bad.err.count("train.jsonl") == 1
     leave = ("--set", "max_bad_rows=3")
     reported = "warning: 3 bad rows were left out, and kept in "
     made = run("pretokenize", "-m", file, *leave)

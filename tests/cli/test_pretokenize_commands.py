@@ -63,4 +63,4 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
     assert ran.code == 2
     assert "1 prepared, 3 skipped, 2 failed" in ran.out
     assert ran.err.startswith(f"not prepared\n  - {tmp_path / 'a-wrong' / 'manifest.json'}: ")
-    assert f"  - {broken}: a row cannot be used" in ran.err
+    assert f"  - {broken}: {broken.parent / 'train.jsonl'}: a row cannot be used" in ran.err

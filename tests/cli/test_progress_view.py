@@ -69,8 +69,14 @@ def test_in_a_terminal_a_step_moves_a_bar_that_fits_a_hundred_columns():
     assert max(map(len, drawn)) <= 100
     above = Screen(terminal=True).show(STARTED, STEP, {"event": "warning", "text": "[red]hot"})
     assert "warning: [red]hot" in above.console.export_text()  # brackets are not markup
-    last = Screen(terminal=True).show(STARTED, STEP | {"step": 900, "eta_seconds": 60})
-    assert "ETA 60 s" in last.console.export_text()  # of the evaluations that are left
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_last_step_shows_no_time_left(terminal):
+    """What is left are evaluations, which show their own rows."""
+    last = Screen(terminal=terminal).show(STARTED, STEP | {"step": 900, "eta_seconds": 180})
+    assert "900/900" in last.file.getvalue()
+    assert "ETA" not in last.file.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -136,11 +142,17 @@ def test_where_the_number_of_rows_is_known_preparing_shows_when_it_will_be_done(
         tell("train rows.jsonl, part 2/8", 4000, 1000)  # made by an earlier attempt
         now[0] += SECONDS_BETWEEN_LINES
         tell("train rows.jsonl, part 2/8", 5000, 2000)
+        now[0] += SECONDS_BETWEEN_LINES
+        tell("train rows.jsonl, part 2/8", 10_000, 9000)
         tell.waits("waiting for process 7")
+        now[0] += SECONDS_BETWEEN_LINES
+        tell("train bad.jsonl", 70, 0)
     assert file.getvalue().splitlines()[1:] == [
         "preparing train rows.jsonl, part 2/8: 5,000 of 10,000 rows, 2,000 tokens, 200 tokens/s, "
         "ETA 25 s",
+        "preparing train rows.jsonl, part 2/8: 10,000 rows, 9,000 tokens, 800 tokens/s",
         "waiting for process 7",
+        "preparing train bad.jsonl: 70 rows",
     ]
 
 

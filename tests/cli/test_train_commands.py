@@ -48,7 +48,7 @@ def test_a_run_is_shown_in_plain_lines_and_ends_with_what_to_do_next(run, expert
     [folder] = (expert.parent / "runs").iterdir()
     assert lines[-4:] == [
         f"final: {folder / 'final'}",
-        f"next: expert validate --expert {folder} --baseline base",
+        f"next: expert validate {folder} --baseline base",
         f'      expert sample {folder} --prompt "…"',
         f"      expert export {folder} --to FOLDER",
     ]

@@ -119,7 +119,7 @@ def test_a_bad_row_stops_with_its_file_and_line(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(work(rows=lambda: with_bad_rows(50, {20})), RECIPE, tmp_path / "tokens")
     assert str(caught.value) == (
-        "a row cannot be used\n  - rows.jsonl:21: broken JSON\n  (fix the data, or leave "
+        "rows.jsonl: a row cannot be used\n  - line 21: broken JSON\n  (fix the data, or leave "
         "them out: --set training.dataset.max_bad_rows=1)"
     )
     assert not (tmp_path / "tokens").exists()
@@ -130,7 +130,7 @@ def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
     with pytest.raises(DataError, match="8 rows cannot be used") as caught:
         prepare(bad, RECIPE, tmp_path / "tokens")
     lines = str(caught.value).splitlines()
-    assert [line.split(":")[1] for line in lines[1:6]] == ["21", "22", "23", "24", "25"]
+    assert [line.split(":")[0] for line in lines[1:6]] == [f"  - line {n}" for n in range(21, 26)]
     assert lines[6] == "  … and 3 more: a command"
 
 

@@ -38,3 +38,5 @@ def test_the_rate_is_the_share_of_the_peak_that_such_models_reach(changes, share
     assert found.reference == pytest.approx(share * 1e6, rel=1e-3)
     assert found.measured is measured
     assert found.because.startswith("measured" if measured else "an estimate")
+    thresholds = (found.wrong_below, found.acceptable_from, found.reference, found.excellent_from)
+    assert [round(1500 * each / found.reference) for each in thresholds] == [500, 1000, 1500, 2000]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.rundir import RunFolderError
-from expert.run.stored.locate import find_expert, find_trained
+from expert.core.publish import publishing
+from expert.core.rundir import RunFolder, RunFolderError, weights_hash
+from expert.run.stored.locate import choice_in_words, find_expert, find_trained
 
 
 def _started(folder: Path) -> Path:
@@ -66,3 +67,32 @@ def test_runs_beside_a_manifest_are_found_where_its_own_runs_folder_has_none(tmp
     (damaged / "events.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(RunFolderError, match=r"is not a run folder: it has no plan\.json"):
         find_trained(damaged)
+
+
+def _finished(folder: Path, *, passed: bool | None = None) -> Path:
+    run = RunFolder(_started(folder))
+    with publishing(run.final) as target:
+        (target / "model.safetensors").write_bytes(folder.name.encode())
+    if passed is not None:
+        verdict = {"gate": {"passed": passed}, "weights": weights_hash(run.final)}
+        run.validation.write_text(json.dumps(verdict), encoding="utf-8")
+    return folder
+
+
+def test_an_answer_comes_from_the_newest_run_that_is_finished_and_validated(tmp_path):
+    runs = tmp_path / "runs"
+    validated = _finished(runs / "demo-20260101-000000", passed=True)
+    _finished(runs / "demo-20260102-000000", passed=False)
+    finished = _finished(runs / "demo-20260103-000000")
+    newest = _started(runs / "demo-20260104-000000")
+    found = {each: find_trained(runs, each).path for each in ("newest", "finished", "validated")}
+    assert found == {"newest": newest, "finished": finished, "validated": validated}
+    assert choice_in_words(runs, "validated") == (
+        f"run: {validated.name} (validated); newer: {newest.name} (unfinished) and 2 more"
+    )
+    assert choice_in_words(runs, "newest") == (
+        f"run: {newest.name} (unfinished); 3 others in {runs}"
+    )
+    assert choice_in_words(finished, "validated") == ""
+    (validated / "validation.json").write_text('{"gate": {"passed": true}}', encoding="utf-8")
+    assert find_trained(runs, "validated").path == finished  # judged other weights

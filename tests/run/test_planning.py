@@ -28,8 +28,23 @@ def test_the_package_shows_what_it_has_and_nothing_else():
         assert getattr(expert, name)
     with pytest.raises(AttributeError, match="module 'expert' has no attribute 'nonsense'"):
         expert.nonsense  # noqa: B018
-    assert {*expert.__all__, "__version__"} <= set(dir(expert))
+    assert dir(expert) == sorted(expert.__all__)
     assert {"sample", "export", "train", "prepare"} <= set(expert.__all__)
+
+
+def test_what_packing_replaces_is_honoured_without_it_and_reported_with_it():
+    """As docs/REQUIREMENTS.md says of these keys."""
+    keys = ("dataloader_num_workers=2", "use_sdpa=true", "group_by_length=true")
+    found = {}
+    for packing in ("true", "false"):
+        read = expert.read_manifest(EXAMPLE, overrides=(*keys, f"packing={packing}"))
+        plan = expert.plan(read, gpu="rtx-4090")
+        unused = [remark.text for remark in plan.remarks if remark.kind == "superseded"]
+        unused += [str(notice) for notice in read.notices if notice.kind == "not used here"]
+        done = (plan.loader.workers, plan.kernels.attention, plan.data.group_by_length)
+        found[packing] = done, [key for key in keys if key.partition("=")[0] in " ".join(unused)]
+    assert found["false"] == ((2, "sdpa", True), [])
+    assert found["true"] == ((0, "flash", False), [*keys])
 
 
 # --- rows that can be counted before a run -------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The commands of `expert` and `expert-cli`, in the order a new user needs them."""
+"""The commands of `expert` and `expert-cli`: those of every week first, then the others."""
 
 from __future__ import annotations
 
@@ -32,30 +32,32 @@ from expert.cli import (
     watch,
 )
 from expert.cli.show.display import write_line
-from expert.core.errors import EXIT_MEANINGS
 
-_COMMANDS: dict[str, Any] = {
+_EVERY_WEEK: dict[str, Any] = {
     "new": new.new,
-    "find-datasets": dataset.find_datasets,
-    "manifest": manifest.app,
     "dataset": dataset.app,
-    "machine": machine.machine,
     "plan": plan.plan,
-    "pretokenize": pretokenize.pretokenize,
     "train": train.train,
-    "launch": launch.launch,
     "watch": watch.watch,
-    "board": board.board,
     "sample": sample.sample,
     "validate": validate.validate,
     "export": export.export,
     "serve": serve.serve,
-    "verify": verify.verify,
-    "report": report.report,
+    "board": board.board,
+}
+_NOW_AND_THEN: dict[str, Any] = {
     "diagnose": diagnose.diagnose,
+    "report": report.report,
     "benchmark": benchmark.benchmark,
+    "manifest": manifest.app,
+    "machine": machine.machine,
+    "pretokenize": pretokenize.pretokenize,
+    "find-datasets": dataset.find_datasets,
+    "launch": launch.launch,
+    "verify": verify.verify,
     "clear-cuda-cache": machine.clear_cuda_cache,
 }
+_COMMANDS = {**_EVERY_WEEK, **_NOW_AND_THEN}
 COMMAND_ORDER = tuple(_COMMANDS)
 _COMMAND_OPTIONS: dict[str, dict[str, Any]] = {
     "train": {"cls": train.TrainCommand, "epilog": train.TRAIN_EPILOG},
@@ -64,9 +66,7 @@ _COMMAND_OPTIONS: dict[str, dict[str, Any]] = {
     "verify": {"epilog": verify.VERIFY_EPILOG},
     "diagnose": {"epilog": diagnose.DIAGNOSE_EPILOG},
 }
-_EPILOG = "\n".join(
-    ["Exit codes:", *(f"{code:<3}  {text}" for code, text in EXIT_MEANINGS.items())]
-)
+_EPILOG = f"More: {', '.join(_NOW_AND_THEN)}. Each has --help."
 
 
 def _hide_flag_values(options: Iterable[Any]) -> None:
@@ -93,11 +93,13 @@ def _suggest_setting(unknown: Any) -> None:
 
 
 class _Commands(TyperGroup):
-    """Lists commands in the order of use, and suggests --set for keys of the manifest."""
+    """Lists commands in the order of use, those of every week with what they do, and suggests --set
+    for keys of the manifest."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        options = super().get_params(ctx)
-        _hide_flag_values(options)
+        options: list[Any] = super().get_params(ctx)
+        for option in options:  # the shell and the docs know them; help is to fit on a screen
+            option.hidden = True
         return options
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -109,6 +111,11 @@ class _Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=COMMAND_ORDER.index)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for name in _NOW_AND_THEN:  # only here: a shell completes them
+            self.commands[name].hidden = True
+        super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         try:

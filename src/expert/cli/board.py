@@ -27,7 +27,7 @@ def board(
     ] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Show all runs live in a browser, and start, stop and compare them there."""
+    """Show all runs live in a browser; start and stop them there."""
     from expert.jobs.board import app
     from expert.jobs.board.actions import TOKEN
     from expert.jobs.board.board import make_board

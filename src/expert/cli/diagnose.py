@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_json
-from expert.cli.show.options import (
-    RUN_HELP,
-    BaseModelName,
-    Overrides,
-    json_option,
-    manifest_option,
-    one_manifest,
-    remote_code_option,
-)
 from expert.core.errors import EXIT_OK
 from expert.core.text import counted, percent, shell_quoted, span, times
 
@@ -41,17 +33,18 @@ LONGEST_NAME = 70
 def diagnose(
     run: Annotated[
         Path | None,
-        typer.Argument(help=f"{RUN_HELP} A file: a manifest. Without: this machine."),
+        typer.Argument(help=f"{options.RUN_HELP} A file: a manifest. Without: this machine."),
     ] = None,
     manifest: Annotated[
-        Path | None, manifest_option("Check a run of this before it starts")
+        Path | None, options.manifest_option("Check a run of this before it starts")
     ] = None,
-    model: BaseModelName = None,
+    dataset: options.Rows = None,
+    model: options.BaseModelName = None,
     gpu: Annotated[str | None, typer.Option(help="Check for this card; no step is timed.")] = None,
     vram: Annotated[
         str | None, typer.Option(help='GPU memory to check for, such as "16GB".')
     ] = None,
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
     no_timing: Annotated[
         bool, typer.Option("--no-timing", help="Do not train a few steps to estimate the time.")
     ] = False,
@@ -59,28 +52,31 @@ def diagnose(
         int | None, typer.Option(min=1, metavar="N", help="Trace N steps of a short run.")
     ] = None,
     remote_code: Annotated[
-        bool, remote_code_option("Run Python code that ships with the model.")
+        bool, options.remote_code_option("Run Python code that ships with the model.")
     ] = False,
-    as_json: Annotated[bool, json_option("Print everything found as JSON.")] = False,
+    as_json: Annotated[bool, options.json_option("Print everything found as JSON.")] = False,
 ) -> None:
     """Show where the time of a run went and how to fix it; or, before a run, what would stop it.
 
     With a run, only its folder is read: it may still be running, or come from another machine. The
-    exit code is then always 0. Without a run the machine is checked, and with --manifest also the
-    data, the configuration, and how long the run would take.
+    exit code is then always 0. Without a run the machine is checked, and with --manifest, --dataset
+    or a config.yaml of the character GPT also the data, the configuration, and how long the run
+    would take.
     """
     from expert.jobs.diagnose.check import check
     from expert.jobs.diagnose.diagnose import diagnose_run
     from expert.jobs.diagnose.short_runs import profile as profile_job
     from expert.jobs.diagnose.short_runs import read_run_manifest
-    from expert.manifest.reader import read_manifest
     from expert.run.stored.locate import find_trained
 
     if run is not None and run.is_file():  # a run is a folder: this can only be a manifest
-        run, manifest = None, one_manifest(run, manifest)
-    if run is not None and manifest is not None:
+        run, manifest = None, options.one_manifest(run, manifest)
+    if run is None and manifest is None and dataset is None:
+        manifest = options.settings_file()
+    described = manifest is not None or dataset is not None
+    if run is not None and described:
         raise typer.BadParameter("give a run or a manifest, not both")
-    if profile is not None and run is None and manifest is None:
+    if profile is not None and run is None and not described:
         raise typer.BadParameter("--profile needs --manifest FILE, or a run")
     if profile is not None and gpu is not None:
         raise typer.BadParameter("--profile runs on this machine: leave out --gpu")
@@ -88,10 +84,12 @@ def diagnose(
         raise typer.BadParameter("--gpu is for --manifest; a run has its own card")
     short: dict[str, Any] = {"model": model, "vram": vram, "allow_remote_code": remote_code}
 
+    flags = options.flag_overrides(dataset=dataset, output=None, epochs=None, device=None)
+
     def read(more: tuple[str, ...] = ()) -> ReadManifest:
-        keys = (*(overrides or ()), *more)
-        if manifest is not None:
-            return read_manifest(manifest, overrides=keys)
+        keys = (*flags, *(overrides or ()), *more)
+        if described:
+            return options.read_requested_manifest(manifest, dataset, keys, quiet=bool(more))
         return read_run_manifest(find_trained(run).path, keys)
 
     found: Any
@@ -103,7 +101,7 @@ def diagnose(
     elif run is not None:
         found, display = diagnose_run(run), show_diagnosis
     else:
-        given = read() if manifest is not None else None
+        given = read() if described else None
         found = check(given, replan=read, tell=_progress, timed=not no_timing, gpu=gpu, **short)
         display = show_check
     if as_json:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import Line, make_console, show, show_lines, write_json
-from expert.cli.show.options import Checkpoint, ComputeDevice, Device, RunFolder, json_option
 from expert.cli.show.progress import Stages
 from expert.core.errors import EXIT_DAMAGED, EXIT_UNAVAILABLE
 from expert.core.text import gib
@@ -65,7 +65,8 @@ PushTo = Annotated[
 
 
 def export(
-    run: RunFolder,
+    run: options.RunFolder = None,
+    expert: options.ExpertPlace = None,
     to: Annotated[Path | None, typer.Option(help="The folder to write; it must not exist.")] = None,
     merged: Merged = False,
     adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter alone.")] = False,
@@ -73,14 +74,14 @@ def export(
     gguf_adapter: GgufAdapter = False,
     judged_rows: JudgedRows = 64,
     dtype: OfWeights = None,
-    checkpoint: Checkpoint = None,
-    device: ComputeDevice = Device.auto,
+    checkpoint: options.Checkpoint = None,
+    device: options.ComputeDevice = options.Device.auto,
     allow_failed: AllowFailed = False,
     push: PushTo = None,
     public: Annotated[bool, typer.Option("--public", help="With --push: make it public.")] = False,
-    as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
+    as_json: Annotated[bool, options.json_option("Print what was written as JSON.")] = False,
 ) -> None:
-    """Write the adapter, merged weights or a GGUF file with model card, and compare the logits."""
+    """Write the adapter, merged weights or a GGUF file, and check it."""
     from expert.jobs.export.export import export as export_job
     from expert.jobs.export.push import check_push
     from expert.run.stored.locate import find_trained
@@ -100,9 +101,10 @@ def export(
     if to is not None:
         if push:
             check_push(push)
+        run = options.chosen_run(run, expert)
         with Stages(console) as stage:
             done = export_job(
-                find_trained(run).path,
+                find_trained(run, "validated").path,
                 to,
                 kind="merged" if merged else "adapter" if adapter else None,
                 gguf=gguf.lower() if gguf is not None else None,
@@ -118,7 +120,9 @@ def export(
         if not as_json:
             show_lines(console, exported_lines(done))
     if push:
-        found["pushed"] = asdict(_push(console, to or run, push, public, allow_failed, as_json))
+        found["pushed"] = asdict(
+            _push(console, to or run or expert or Path(), push, public, allow_failed, as_json)
+        )
     if as_json:
         write_json(found, needed=False)
 

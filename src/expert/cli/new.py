@@ -54,7 +54,7 @@ def new(
     output: Annotated[Path | None, output_option("Parent folder; default: this one.")] = None,
     as_json: Annotated[bool, json_option("Print what was made as JSON.")] = False,
 ) -> None:
-    """Create a folder with a manifest, from a template, a file of rows or a dataset of the Hub."""
+    """Create a folder with a manifest, from a template or your rows."""
     from expert.jobs.new.new_expert import new_expert
 
     progress = make_console(error=True)

@@ -78,7 +78,7 @@ def plan(
     everything: Annotated[bool, typer.Option("--all", help="Show defaults too.")] = False,
     as_json: Annotated[bool, json_option("Print the plan as JSON.")] = False,
 ) -> None:
-    """Decide every "auto" for a card, with reasons, before any weights are loaded."""
+    """Show what a run would do: settings, memory, time, and why."""
     from expert.manifest.reader import read_manifest
     from expert.planning.machine.machine import describe_machine
     from expert.run.open import plan as plan_job
@@ -140,10 +140,12 @@ def show_notice(notice: Notice, console: Console) -> None:
 
 
 def show_warnings(read: ReadManifest, console: Console) -> None:
-    """The manifest's warnings; warnings of the plan are events of the run."""
+    """The manifest's warnings, its file once; warnings of the plan are events of the run."""
+    source = f"{read.source}: "
     for notice in read.notices:
         if notice.kind == "warning":
-            show(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
+            show(console, f"warning: {source}{notice.where}: {notice.text}", "yellow")
+            source = ""
 
 
 def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:

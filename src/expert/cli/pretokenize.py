@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import Sheet, make_console, show, show_bars, show_problems, show_sheet
-from expert.cli.show.options import (
-    BaseModelName,
-    ManifestFile,
-    Overrides,
-    manifest_option,
-    one_manifest,
-)
 from expert.cli.show.progress import PreparingView
 from expert.core.errors import EXIT_USAGE, ExpertError
 from expert.core.text import count
@@ -26,19 +20,21 @@ if TYPE_CHECKING:
 
 
 def pretokenize(
-    file: ManifestFile = None,
-    manifest: Annotated[Path | None, manifest_option("Prepare the data of this manifest")] = None,
+    file: options.ManifestFile = None,
+    manifest: Annotated[
+        Path | None, options.manifest_option("Prepare the data of this manifest")
+    ] = None,
     everything: Annotated[
         Path | None,
         typer.Option("--all", help="Every manifest below this folder whose data is present."),
     ] = None,
-    model: BaseModelName = None,
-    overrides: Overrides = None,
+    model: options.BaseModelName = None,
+    overrides: options.Overrides = None,
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
     from expert.run.open import prepare
 
-    chosen = one_manifest(file, manifest)
+    chosen = options.one_manifest(file, manifest)
     if (chosen is None) == (everything is None):
         raise typer.BadParameter("give one manifest, or a folder with --all")
     console = make_console(needed=False)  # the prepared data matters, not the output

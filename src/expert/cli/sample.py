@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from expert.cli.show import options
 from expert.cli.show.display import make_console, show, write_json
-from expert.cli.show.options import Checkpoint, ComputeDevice, Device, RunFolder, json_option
 from expert.core.errors import ExpertError
 from expert.core.text import visible
 
@@ -53,7 +53,8 @@ Seed = Annotated[int | None, typer.Option(min=0, help="The same seed gives the s
 
 
 def sample(
-    run: RunFolder,
+    run: options.RunFolder = None,
+    expert: options.ExpertPlace = None,
     prompt: Prompts = None,
     system: Annotated[str, typer.Option(help="The system message.")] = "",
     tools: Tools = None,
@@ -63,13 +64,14 @@ def sample(
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
-    checkpoint: Checkpoint = None,
-    device: ComputeDevice = Device.auto,
-    as_json: Annotated[bool, json_option("Print texts and settings as JSON.")] = False,
+    checkpoint: options.Checkpoint = None,
+    device: options.ComputeDevice = options.Device.auto,
+    as_json: Annotated[bool, options.json_option("Print texts and settings as JSON.")] = False,
 ) -> None:
-    """Generate answers with a trained expert; decoding settings default to the manifest's."""
+    """Answer prompts with a trained expert, or chat with it."""
     from expert.jobs.sample.sample import sample as sample_job
 
+    run = options.chosen_run(run, expert)
     prompts = _prompts(prompt, interactive=not as_json and _is_terminal())
     console, notes = make_console(), make_console(error=True)
     writer = _Writer(console, several=len(prompts) > 1, quiet=as_json)

@@ -60,7 +60,7 @@ def serve(
     time_limit: Seconds = 300,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
-    """Serve trained experts to OpenAI clients on this machine, several requests concurrently."""
+    """Serve trained experts to OpenAI clients on this machine."""
     from expert.jobs.serve.listen import refuse_without_packages
 
     refuse_without_packages()  # before what they are for is imported

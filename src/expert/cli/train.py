@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
-    from expert.run.session.finish import RunResult
+    from expert.run.session.result import RunResult
 
 STOPPING = "Finishing this step; press Ctrl-C again to stop immediately."
 STOPPED = "Stopped without saving; --resume continues from the last checkpoint, if there is one."
@@ -120,7 +120,7 @@ def train(
     overrides: options.Overrides = None,
     as_json: options.ResultAsJson = False,
 ) -> None:
-    """Train an expert from its manifest, or the built-in character GPT on a text."""
+    """Train an expert, or the built-in character GPT on a text."""
     from expert.jobs.launch.ranks import joined
     from expert.jobs.train import join
     from expert.parallel.launch import redirect_output, stop_with_parent, world_from_environment
@@ -316,7 +316,7 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
     rows = "" if result.held_out else " --test-set FILE"  # it was trained on all its rows
     folder = shell_quoted(result.folder)
     commands = [
-        f"expert validate --expert {folder}{rows} --baseline base",
+        f"expert validate {folder}{rows} --baseline base",
         f'expert sample {folder} --prompt "…"',
         f"expert export {folder} --to FOLDER",
     ]

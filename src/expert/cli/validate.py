@@ -25,7 +25,10 @@ from expert.cli.show.options import (
     Checkpoint,
     ComputeDevice,
     Device,
+    ExpertPlace,
+    RunFolder,
     UsageError,
+    chosen_run,
     gpus_option,
     hint_unused_gpus,
     json_option,
@@ -55,14 +58,6 @@ def _share(what: str) -> Any:
     return typer.Option(min=0, max=1, help=what)
 
 
-ExpertPlace = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR|RUN",
-        help="A run folder, or a folder of runs or of an expert: its newest run; default: runs/.",
-        show_default=False,
-    ),
-]
 TestSetFile = Annotated[
     Path | None,
     typer.Option(
@@ -118,7 +113,7 @@ CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases,
 
 
 def validate(
-    run: Annotated[Path | None, typer.Argument(help="The expert, same as --expert.")] = None,
+    run: RunFolder = None,
     expert: ExpertPlace = None,
     test_set: TestSetFile = None,
     baseline: Baseline = None,
@@ -138,8 +133,7 @@ def validate(
     gpus: Gpus = None,
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
-    """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails, 6 if
-    too few rows were scored to tell."""
+    """Score answers to held-out rows and decide the quality gate."""
     asked: dict[str, Any] = {
         key: value.value if isinstance(value, StrEnum) else value
         for key, value in locals().items()
@@ -150,19 +144,18 @@ def validate(
     from expert.planning.machine.machine import describe_machine
     from expert.run.stored.load import pick_device
 
-    if run is not None and expert is not None:
-        raise typer.BadParameter(f"{run} and --expert {expert}: give one expert")
     if world_from_environment().size > 1:  # each process would do all the work
         raise UsageError(
             "torchrun has started expert validate several times  (start it once: --gpus all "
             "shares the work among the cards)"
         )
+    run = chosen_run(run, expert, prefer="finished")
     console = make_console(error=as_json, needed=False)
     cards = len(describe_machine().gpus) if gpus is None and device != Device.cpu else 0
     if cards > 1:
         hint_unused_gpus(console, gpus, cards, pick_device(device.value).type)
     with ValidatingView(console) as view:
-        done = validate_job(run or expert, **asked, tell=view)
+        done = validate_job(run, **asked, tell=view)
     if as_json:
         write_json(done.as_dict(), needed=False)
     else:

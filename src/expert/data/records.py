@@ -59,6 +59,11 @@ class BadRow:
     def __str__(self) -> str:
         return f"{place_of(self.file, self.line)}: {self.reason}"
 
+    def within(self, file: str) -> str:
+        """The same below a line that names the file."""
+        place = f"line {self.line}" if self.line > 0 else f"row {-self.line}"
+        return f"{place}: {self.reason}" if file == self.file else str(self)
+
     def to_json(self) -> dict[str, Any]:
         """The entry in rejects.jsonl."""
         number = {"line": self.line} if self.line > 0 else {"row": -self.line}

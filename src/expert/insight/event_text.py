@@ -109,6 +109,8 @@ def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict
         "data_wait": field(event, "data_wait", "data wait {:.1f} %", lambda share: 100 * share),
         "eta": field(event, "eta_seconds", "ETA {}", time_in_words),
     }  # fmt: skip
+    if step == total:  # what is left are evaluations, which show their own rows
+        parts.pop("eta", None)
     if epoch is not None and epochs is not None and math.isfinite(epoch):
         # Counted from 1: a whole number means that epoch has just ended.
         last = max(1, math.ceil(epochs)) if math.isfinite(epochs) else int(epoch) + 1

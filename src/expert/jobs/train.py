@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened, Resumed
-    from expert.run.session.finish import RunResult
+    from expert.run.session.result import RunResult
     from expert.run.session.session import Callbacks, Evaluating
 
 

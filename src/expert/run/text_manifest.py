@@ -13,16 +13,12 @@ from expert.manifest.schema.manifest import CHAR_GPT
 from expert.manifest.text.document import parse_document, read_document
 from expert.manifest.text.item import Item
 
-CHARACTER_EPOCHS = 25
-"""Epochs for a corpus without a manifest; everything else is the plan's default."""
-
 
 def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
     """The manifest of the character GPT for a text given without one."""
     text = {
         "name": f"char-{Path(dataset).stem}",
         "base_model": {"name": CHAR_GPT},
-        "training": {"config": {"adapter_type": "full", "epochs": CHARACTER_EPOCHS}},
     }
     document = parse_document(json.dumps(text), "json", source=f"--dataset {dataset}")
     return interpret_document(document, overrides=overrides)
@@ -34,23 +30,17 @@ class NotACharacterConfig(ExpertError):
 
 def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
     """The manifest of the character GPT for a text, with the settings of a file."""
-
-    def understood(more: Sequence[str]) -> ReadManifest:
-        document = read_document(file)
-        top = document.root.fields()
-        if not isinstance(top.get("training", Item(None)).value, dict):
-            raise NotACharacterConfig("it has no section 'training'")
-        # The dataset decides the model; the one of the command replaces it later.
-        own = document.root.get("training", "dataset") or top.get("dataset")
-        if own is None:
-            top["dataset"] = Item(dataset, "dataset")
-        top.setdefault("name", Item(f"char-{Path(dataset).stem}", "name"))
-        return interpret_document(document, overrides=[*more, *overrides])
-
-    read = understood(())
+    document = read_document(file)
+    top = document.root.fields()
+    if not isinstance(top.get("training", Item(None)).value, dict):
+        raise NotACharacterConfig("it has no section 'training'")
+    # The dataset decides the model; the one of the command replaces it later.
+    own = document.root.get("training", "dataset") or top.get("dataset")
+    if own is None:
+        top["dataset"] = Item(dataset, "dataset")
+    top.setdefault("name", Item(f"char-{Path(dataset).stem}", "name"))
+    read = interpret_document(document, overrides=overrides)
     names = [spec.name for spec in read.manifest.base_models]
     if names != [CHAR_GPT]:
         raise NotACharacterConfig(f"it trains {', '.join(names)}")
-    if "epochs" not in read.manifest.training.config.model_fields_set:
-        read = understood([f"training.config.epochs={CHARACTER_EPOCHS}"])
     return replace(read, source=f"--dataset {dataset}")

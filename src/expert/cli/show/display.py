@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import select
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ PLAIN_WIDTH = 100
 LONG_CELL = 24
 """Columns with longer cells hold sentences."""
 GAP = "  "
+_COMMAND_AT_END = re.compile(r"(\S.*: |\s*)expert ")
+"""Lines to copy, which a line break would cut in two."""
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
@@ -143,18 +146,26 @@ def flush_outputs() -> None:
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
-    """A ruled table in a terminal; aligned columns elsewhere, with long cells wrapped."""
+    """A ruled table in a terminal; aligned columns elsewhere, with long cells wrapped. Where a word
+    would have to be broken to fit a column, every row is a paragraph."""
     clean = [[list(map(redacted, row)) for row in section] for section in sheet.sections]
     sheet = replace(sheet, sections=clean)
     if not console.is_terminal:
         for line in plain_lines(sheet):
             console.out(line, highlight=False)
         return
+    cells = [list(column) for column in zip(sheet.columns, *sheet.rows(), strict=True)]
+    longest = [max(map(len, cells[0])), *map(_longest_word, cells[1:])]
+    if sum(longest) + 3 * len(longest) > console.width:
+        for line in filter(None, [sheet.title, *_paragraphs(sheet, console.width)]):
+            show(console, line)
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=sheet.title or None)
     table.title_justify = "left"
     for position, column in enumerate(sheet.columns):
         style = "dim" if column in sheet.dim else ("bold" if position == 0 else None)
-        table.add_column(column, style=style, overflow="fold", no_wrap=position == 0)
+        width = longest[position]
+        table.add_column(column, style=style, min_width=width, no_wrap=position == 0)
     for section in sheet.sections:
         for row in section:
             table.add_row(*map(Text, row))  # Text, so that brackets in a value are not markup
@@ -168,21 +179,13 @@ def plain_lines(sheet: Sheet) -> list[str]:
     lines = [sheet.title] if sheet.title else []
     columns = [list(cells) for cells in zip(sheet.columns, *sheet.rows(), strict=True)]
     widths = [max(map(len, cells)) for cells in columns]
-    long = [n for n, width in enumerate(widths) if n and width > LONG_CELL]
-    short = [n for n in range(len(columns)) if n not in long]
-    if len(long) > 2 and sum(widths) > PLAIN_WIDTH:
-        for row in sheet.rows():
-            lines.append(GAP.join(row[n].ljust(widths[n]) for n in short).rstrip())
-            for n in long:
-                words = f"{sheet.columns[n]}: {row[n]}".replace("\n", "; ") if row[n] else ""
-                for line in wrap(words, PLAIN_WIDTH - 4, **_WHOLE_WORDS):
-                    lines.append(f"    {line}")
-        return lines
+    if sum(width > LONG_CELL for width in widths[1:]) > 2 and sum(widths) > PLAIN_WIDTH:
+        return lines + _paragraphs(sheet, PLAIN_WIDTH)
     table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0))
     room = PLAIN_WIDTH
     for n, cells in enumerate(columns):
         # Words stay whole, so that paths can be copied.
-        longest = max((len(word) for cell in cells for word in cell.split()), default=0)
+        longest = _longest_word(cells)
         room += max(0, longest - LONG_CELL) if n else 0
         table.add_column(Text(cells[0]), min_width=longest, no_wrap=n == 0, overflow="fold")
     for row in sheet.rows():
@@ -193,11 +196,40 @@ def plain_lines(sheet: Sheet) -> list[str]:
     return lines + [line.rstrip() for line in drawn.get().rstrip("\n").split("\n")]
 
 
+def _longest_word(cells: Sequence[str]) -> int:
+    return max((len(word) for cell in cells for word in cell.split()), default=0)
+
+
+def _paragraphs(sheet: Sheet, width: int) -> list[str]:
+    """Every row as a line of its short cells, and its sentences below."""
+    columns = [list(cells) for cells in zip(sheet.columns, *sheet.rows(), strict=True)]
+    widths = [max(map(len, cells)) for cells in columns]
+    short = [n for n, most in enumerate(widths) if not n or most <= LONG_CELL]
+    lines = []
+    for row in sheet.rows():
+        head, below = row[0].ljust(widths[0]), []
+        for n in range(1, len(row)):
+            # In a terminal lines count: a short value may stand beside its name.
+            is_short = n in short or (n == 1 and width < PLAIN_WIDTH and len(row[1]) <= LONG_CELL)
+            if is_short and len(head) + len(GAP) + len(row[n]) <= width:
+                head += GAP + row[n].ljust(min(widths[n], LONG_CELL))
+            elif row[n]:
+                below.append(f"{sheet.columns[n]}: {row[n]}".removeprefix(": ").replace("\n", "; "))
+        lines.append(head.rstrip())
+        for words in below:
+            lines += [f"    {line}" for line in wrap(words, width - 4, **_WHOLE_WORDS)]
+    return lines
+
+
 def show_bars(parts: Sequence[tuple[str, float, str]], whole: float, console: Console) -> None:
     """Horizontal bars: name, share of `whole`, and the value in words."""
     names = max((len(name) for name, _, _ in parts), default=0)
+    cells = 40
+    if console.is_terminal:
+        room = console.width - names - 6 - max((len(words) for _, _, words in parts), default=0)
+        cells = max(8, min(cells, room))
     for name, size, words in parts:
-        bar = bar_of(size / whole if whole else 0.0)
+        bar = bar_of(size / whole if whole else 0.0, cells)
         console.print(Text.assemble(f"  {name.ljust(names)}  ", (bar, "cyan"), f"  {words}"))
 
 
@@ -212,10 +244,10 @@ def bar_of(share: float, width: int = 40) -> str:
 def show_problems(text: str) -> None:
     """An error message or a list of problems, on standard error."""
     console = make_console(error=True)
-    first, _, rest = redacted(text).partition("\n")  # messages may quote file contents
-    console.print(Text(first, style="bold red"))
+    first, _, rest = text.partition("\n")
+    show(console, first, "bold red")
     if rest:
-        console.print(Text(rest))
+        show(console, rest)
 
 
 def write_line(text: str, *, needed: bool = True) -> None:
@@ -252,12 +284,21 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
 
 def show(console: Console, text: str, style: str = "") -> None:
-    """A line of text. Brackets in it are not markup."""
+    """Lines of text, in a terminal broken between words. Brackets in it are not markup."""
     text = redacted(text)
     if console.is_terminal:
-        console.print(Text(text, style=style))
+        wrapped = [part for line in text.split("\n") for part in _wrapped(line, console.width)]
+        console.print(Text("\n".join(wrapped), style=style), soft_wrap=True)
     else:
         console.out(text, highlight=False)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """A line broken between words, under its first one; a command to copy stays whole."""
+    if len(line) <= width or _COMMAND_AT_END.match(line):
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + len(GAP))
+    return wrap(line, width, subsequent_indent=indent, tabsize=4, **_WHOLE_WORDS)
 
 
 def show_lines(console: Console, lines: Sequence[Line]) -> None:

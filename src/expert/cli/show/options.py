@@ -21,8 +21,13 @@ from expert.core.errors import ExpertError, ManifestError
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
+    from expert.run.stored.locate import Prefer
 
 RUN_HELP = "A run folder, or a folder of runs or of an expert: its newest run."
+TRAINED_HELP = (
+    "A run folder, or a folder of runs or of an expert: its newest run, finished and validated "
+    "ones first; default: runs/."
+)
 SETTINGS_FILE = "config.yaml"
 """Settings of the character GPT, read from the working directory."""
 # Keys of a manifest that describe its own rows, not those given with --dataset.
@@ -85,7 +90,12 @@ def manifest_file(place: Path | None) -> Path | None:
     return file
 
 
-RunFolder = Annotated[Path, typer.Argument(help=RUN_HELP)]
+RunFolder = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help=TRAINED_HELP, show_default=False)
+]
+ExpertPlace = Annotated[
+    Path | None, typer.Option("--expert", metavar="RUN", help="The same as RUN.")
+]
 ManifestFile = Annotated[
     Path | None, typer.Argument(help="The manifest, same as --manifest.", callback=manifest_file)
 ]
@@ -128,6 +138,18 @@ ResultAsJson = Annotated[
 ]
 
 
+def chosen_run(run: Path | None, expert: Path | None, prefer: Prefer = "validated") -> Path | None:
+    """The run or expert, given as an argument or with --expert; reports which run of several."""
+    from expert.run.stored.locate import choice_in_words
+
+    if run is not None and expert is not None:
+        raise typer.BadParameter(f"{run} and --expert {expert}: give one expert")
+    place = run or expert
+    if words := choice_in_words(place, prefer):
+        show(make_console(error=True), words, "dim")
+    return place
+
+
 def one_manifest(file: Path | None, manifest: Path | None) -> Path | None:
     """The manifest, given as an argument or with --manifest."""
     if file is not None and manifest is not None:
@@ -156,7 +178,7 @@ def flag_overrides(
 
 
 def read_requested_manifest(
-    manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
+    manifest: Path | None, dataset: str | None, overrides: tuple[str, ...], *, quiet: bool = False
 ) -> ReadManifest:
     """The given manifest; without one, the character GPT's on the given text."""
     from expert.manifest.migrate.aliases import CORPORA
@@ -179,10 +201,27 @@ def read_requested_manifest(
         raise UsageError(f"--dataset {dataset}: file not found  (check the path)")
     if not Path(SETTINGS_FILE).is_file():
         return character_manifest(dataset, overrides)
-    return _with_settings_file(dataset, overrides)
+    return _with_settings_file(dataset, overrides, quiet=quiet)
 
 
-def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
+def settings_file() -> Path | None:
+    """config.yaml in the working directory, if it describes a run of the character GPT."""
+    from expert.manifest.text.document import read_document
+    from expert.run.text_manifest import NotACharacterConfig, configured_manifest
+
+    file = Path(SETTINGS_FILE)
+    try:
+        root = read_document(file).root
+        if root.get("dataset") is None and root.get("training", "dataset") is None:
+            return None
+        configured_manifest(file, "")
+    except (ManifestError, NotACharacterConfig, OSError):  # of another program
+        return None
+    show(make_console(error=True), f"using the settings in {SETTINGS_FILE}", "dim")
+    return file
+
+
+def _with_settings_file(dataset: str, overrides: tuple[str, ...], *, quiet: bool) -> ReadManifest:
     """With the settings of config.yaml in the working directory; reports whether it is used."""
     from expert.manifest.text.document import read_document
     from expert.run.text_manifest import (
@@ -192,6 +231,7 @@ def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifes
     )
 
     console, file = make_console(error=True), Path(SETTINGS_FILE)
+    console.quiet = quiet
     try:
         read = configured_manifest(file, dataset, overrides)
     except NotACharacterConfig as why:

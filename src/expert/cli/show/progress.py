@@ -172,9 +172,9 @@ class RunProgress:
         if now - began < MIN_EVALUATION_SECONDS or not self._is_due(now, since=began):
             return
         parts = {"step": f"evaluating {split}: {rows:,}/{total:,} rows"}
-        if rate is not None:
+        if rate is not None and rows < total:
             fast = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-            left = time_in_words(max(0, total - rows) / rate)
+            left = time_in_words((total - rows) / rate)
             parts |= {"speed": f"{fast} rows/s", "eta": f"ETA {left}"}
         if self._console.is_terminal:
             self._draw(parts)
@@ -217,8 +217,7 @@ class RunProgress:
         self._step = whole(event, "step") or 0
         if self._console.is_terminal:
             self._parts = parts
-            left = number(event, "eta_seconds")  # at the last step, of the final evaluations
-            self._draw(parts if left else self._parts_at_step())
+            self._draw(parts)
         else:
             shown = {name: text for name, text in parts.items() if name not in ONLY_IN_THE_BAR}
             self._print({**shown, "step": f"step {parts['step']}"})
@@ -308,11 +307,12 @@ class _Preparing:
 
     def words(self, rows: int, tokens: int, now: float) -> str:
         """Progress, rate and time left, as far as known."""
-        of = f" of {max(self.total, rows):,}" if self.total else ""
-        words = f"{rows:,}{of} rows, {count(tokens)} tokens"
+        left = max(0, self.total - rows) if self.total else 0
+        words = f"{rows:,} of {self.total:,} rows" if left else f"{rows:,} rows"
+        words += f", {count(tokens)} tokens" if tokens else ""
         rate, pace = self.tokens.rate(tokens, now), self.rows.rate(rows, now)
         if rate is not None:
             words += f", {rate:,.0f} tokens/s"
-        if pace is not None and self.total:
-            words += f", ETA {time_in_words(max(0, self.total - rows) / pace)}"
+        if pace is not None and left:
+            words += f", ETA {time_in_words(left / pace)}"
         return words

@@ -268,15 +268,17 @@ def _too_many_bad_rows(
         every += portion.bad
     least = "at least " if looked_at >= LOOKED_AT_FURTHER else ""
     words = "a row" if len(every) == 1 else f"{least}{len(every):,} rows"
-    lines = [f"  - {row}" for row in every[:SHOWN_BAD_ROWS]]
+    shown = every[:SHOWN_BAD_ROWS]
+    file = shown[0].file if len({row.file for row in shown}) == 1 else ""
+    lines = [f"  - {row.within(file)}" for row in shown]
     if rest := len(every) - len(lines):
         lines.append(
             f"  … and {rest:,} more" + (f": {work.list_command}" if work.list_command else "")
         )
-    shown = "\n".join(lines)
+    listed = "\n".join(lines)
     return DataError(
-        f"{words} cannot be used\n{shown}\n  (fix the data, or leave them out: "
-        f"--set training.dataset.max_bad_rows={len(every)})"
+        f"{file}{': ' if file else ''}{words} cannot be used\n{listed}\n"
+        f"  (fix the data, or leave them out: --set training.dataset.max_bad_rows={len(every)})"
     )
 
 

@@ -2,8 +2,8 @@
 
 The reference is a share of the card's peak, from the table of rates in planning/choose/rates.py:
 measured on an H200, an estimate on other cards, which is stated. The thresholds follow a guide to
-the RTX 4080 Super with the character GPT: 1500 samples a second are good there, 1000 acceptable,
-below 500 something is wrong.
+the RTX 4080 Super with the character GPT: 2000 samples a second are excellent there, 1500 good,
+1000 acceptable, below 500 something is wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from expert.planning.choose.rates import MEASURED_CARD, is_measured_size, share_of_peak
 
-WRONG, ACCEPTABLE = 500 / 1500, 1000 / 1500
+WRONG, ACCEPTABLE, EXCELLENT = 500 / 1500, 1000 / 1500, 2000 / 1500
 MIN_PARAMETERS = 67e6
 """Half the size of the smallest model in the table: below, launches and not the peak decide."""
 
@@ -22,11 +22,13 @@ class Band:
     """Tokens per second: the reachable rate, and thresholds for how good a rate is."""
 
     reference: float
+    """From here on a rate is good."""
     measured: bool
     """False: an estimate, scaled by FLOPs and peak."""
     because: str
     wrong_below: float
     acceptable_from: float
+    excellent_from: float
 
 
 def expected_band(
@@ -53,4 +55,5 @@ def expected_band(
         because=f"{kind}: {share:.0%} of the card's peak, as models of this size reach on an H200",
         wrong_below=reference * WRONG,
         acceptable_from=reference * ACCEPTABLE,
+        excellent_from=reference * EXCELLENT,
     )

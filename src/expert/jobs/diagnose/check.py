@@ -186,6 +186,7 @@ def _length(plan: RunPlan, band: Band | None, step_seconds: float | None) -> lis
             samples = band.reference / characters
             rate += f" ({samples:,.0f} samples/s of {characters} characters)"
         text = f"{band.because}; below {band.wrong_below:,.0f} something is wrong, "
-        text += f"from {band.acceptable_from:,.0f} acceptable"
+        text += f"from {band.acceptable_from:,.0f} acceptable, from {band.reference:,.0f} good, "
+        text += f"from {band.excellent_from:,.0f} excellent"
         found.append(finding_from("band", text, title=f"about {rate} can be expected"))
     return found

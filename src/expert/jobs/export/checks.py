@@ -43,7 +43,7 @@ def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> st
     if found is None:
         return ""
     if found.outdated:
-        return f"{file} {found.outdated}  (expert validate --expert {run})"
+        return f"{file} {found.outdated}  (expert validate {run})"
     if refusal := export_refusal(found):
         if allow_failed:
             return f"{file}: {refusal}"
@@ -55,7 +55,7 @@ def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> st
         done = "passed the quality gate" if found.passed else "was validated"
         return (
             f"{found.checkpoint} {done}, but {choice.name} is exported  (validate it with expert "
-            f"validate --expert {run})"
+            f"validate {run})"
         )
     return ""
 

@@ -187,7 +187,7 @@ def readme_of(
     rows, last = "The model is trained on every row as a whole.", 'expert sample . --prompt "…"'
     if has_answers:
         rows = "Every row has a prompt, optional\ninput, and an answer."
-        last = "expert validate --expert ."
+        last = "expert validate ."
     larger = (
         "\n`tiny` is a toy model, and these settings suit no other. For a real one, create the "
         f"folder again:\n`expert new {name} --from ROWS --model Qwen/Qwen3-0.6B`.\n"

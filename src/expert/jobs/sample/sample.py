@@ -115,7 +115,7 @@ def load_expert(
     """
     from expert.data.plain_text import FirstRow, trained_on_text
 
-    folder = find_trained(run)
+    folder = find_trained(run, "validated")
     plan = read_plan(folder)
     how, notes = resolve_decoding(plan, decoding or {})
     first = FirstRow(plan)

@@ -149,7 +149,7 @@ def _source(place: str, checkpoint: str | None) -> ServedSource:
 def _run(path: str, checkpoint: str | None) -> ServedSource:
     from expert.data.plain_text import FirstRow, trained_on_text
 
-    folder = find_trained(Path(path))
+    folder = find_trained(Path(path), "validated")
     plan = read_plan(folder)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     notes, first = [base_warning(folder, plan)], FirstRow(plan)

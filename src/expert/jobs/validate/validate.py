@@ -245,7 +245,7 @@ def evaluate_model(run: Run, trained: Trained, test: TestSet, *, tell: Tell) -> 
 
 
 def _run_at(expert: str | Path | None) -> Run:
-    folder, beside = find_expert(Path(expert) if expert is not None else None)
+    folder, beside = find_expert(Path(expert) if expert is not None else None, "finished")
     plan = read_plan(folder)
     return Run(folder, plan, data_folder(folder, plan, beside))
 

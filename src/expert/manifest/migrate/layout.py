@@ -20,6 +20,14 @@ from expert.manifest.schema.kinds import AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.manifest.text.item import Item
 
+CHARACTER_CONFIG: dict[str, str | int] = {
+    "adapter_type": "full",
+    "epochs": 25,
+    "save_every_epochs": 5,
+}
+"""What the character GPT is trained with if a manifest does not say; every checkpoint is kept."""
+_INSTEAD = {"epochs": ("max_steps",), "save_every_epochs": ("save_steps", "save_strategy")}
+"""Keys that make one of these meaningless."""
 # Keys whose null means "not set"; for other keys the schema decides.
 _MAY_BE_NULL = (
     *("schema_version", "name", "base_model", "base_models", "model", "adapters"),
@@ -222,7 +230,10 @@ def _default_to_char_model(work: Migration) -> None:
         work.notices.append(Notice("note", "base_models", text))
     if first.get("name", Item(None)).value == CHAR_GPT:
         config = work.section("training", "config")
-        config.setdefault("adapter_type", Item("full", "training.config.adapter_type"))
+        for key, value in CHARACTER_CONFIG.items():
+            given = [config.get(each) for each in (key, *_INSTEAD.get(key, ()))]
+            if all(item is None or item.value is None for item in given):
+                config[key] = Item(value, f"training.config.{key}")
 
 
 def _default_to_released_adapter(work: Migration) -> None:

@@ -68,7 +68,7 @@ class TrainingConfig(StrictSection):
 
     # --- length, batch, optimizer ------------------------------------------------------------
     epochs: PositiveNumber = 3.0
-    """Passes over the training rows; may be fractional, except with streaming."""
+    """Passes over the training rows; may be fractional, except with streaming. char-gpt: 25."""
     max_steps: NonNegativeInt | None = None
     """Stop after this many steps; null or 0: no limit."""
     learning_rate: PositiveShare | Auto = AUTO
@@ -194,7 +194,8 @@ class TrainingConfig(StrictSection):
     save_steps: Count | None = None
     """Steps between checkpoints."""
     save_every_epochs: Count = 1
-    """Epochs between checkpoints with save_strategy epoch; above 1 all are kept by default."""
+    """Epochs between checkpoints with save_strategy epoch; above 1 all are kept by default.
+    char-gpt: 5."""
     save_total_limit: Count | None = 3
     """Checkpoints kept; null: all. The best one is kept in addition."""
     evaluation_strategy: Cadence | Auto = AUTO

@@ -15,7 +15,7 @@ from expert.run.build import PlanUnsupported
 from expert.run.session.checkpoints import check_room, checkpoint_size, save
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
-from expert.run.session.finish import RunResult, finished, stopped
+from expert.run.session.finish import finished, stopped
 from expert.run.session.memory_watch import MemoryWatch
 from expert.run.session.recover import (
     apply_stored_failure,
@@ -28,6 +28,7 @@ from expert.run.session.recover import (
     save_after_data_failure,
     shared_failure,
 )
+from expert.run.session.result import RunResult
 from expert.run.session.session import Session, model_of
 from expert.run.session.start import announce, report_data
 from expert.training.evaluation import EvalResult

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +16,10 @@ from expert.data.feed.run_data import RunData
 from expert.model.saving import save_trained
 from expert.run.session.checkpoints import load
 from expert.run.session.evaluate import evaluate_split
+from expert.run.session.result import RunResult
 from expert.run.session.session import Session, loading_seconds, model_of, saving_seconds
 from expert.training.checkpoint import CheckpointError, bytes_needed, check_space
 from expert.training.evaluation import EvalResult
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    folder: Path
-    exit_code: int
-    steps: int
-    loss: float | None
-    """The mean over all steps."""
-    eval_loss: float | None
-    """The best on the validation rows; None if another metric was tracked."""
-    test_loss: float | None
-    final: Path | None
-    last_eval_loss: float | None = None
-    """On the validation rows, at the last evaluation."""
-    held_out: bool = True
-    """Whether there are held-out rows to judge it by."""
-    nothing_left: bool = False
-    """The run had already ended as requested: nothing was done."""
-    warnings: tuple[str, ...] = ()
-    """Warnings of the plan and about the rows at the start of the run."""
 
 
 def finished(session: Session, *, early: bool) -> RunResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.events import Event, read_events
 from expert.core.links import refuse_links
@@ -16,10 +16,11 @@ from expert.core.rundir import (
     checkpoints_in,
     latest_run,
     named_manifest,
+    outdated,
     relocated_path,
     runs_in,
 )
-from expert.core.stored_json import read_object
+from expert.core.stored_json import read_object, read_object_or_empty
 from expert.core.text import shell_quoted
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.manifest.text.document import manifest_in
@@ -29,18 +30,21 @@ if TYPE_CHECKING:
 
 
 RUNS = Path("runs")
+Prefer = Literal["newest", "finished", "validated"]
+"""Which run of several is meant: the newest, or the newest of those that got furthest, up to this.
+A run that is watched or resumed may have just begun; one that answers should not have."""
 
 
-def find_run(place: Path | None) -> RunFolder:
-    """The named run folder, or the newest run in the named folder or in its runs/ (default: in
+def find_run(place: Path | None, prefer: Prefer = "newest") -> RunFolder:
+    """The named run folder, or the preferred run in the named folder or in its runs/ (default: in
     runs/ of this folder)."""
     if place is not None and RunFolder(place).was_started:
         return RunFolder.open(place)
     folder = place or Path()
-    newest = latest_run(folder) if place is not None else None
+    newest = _best_run(folder, prefer) if place is not None else None
     if newest is None:
         refuse_links(folder / RUNS, below=folder)
-        newest = latest_run(folder / RUNS)
+        newest = _best_run(folder / RUNS, prefer)
     if newest is not None:
         return newest
     if place is None:
@@ -51,23 +55,23 @@ def find_run(place: Path | None) -> RunFolder:
     return RunFolder.open(place)
 
 
-def find_trained(place: Path | None) -> RunFolder:
-    """The named run folder, the newest in a folder of runs, or the newest of an expert."""
-    return find_expert(place)[0]
+def find_trained(place: Path | None, prefer: Prefer = "newest") -> RunFolder:
+    """The named run folder, or the preferred one in a folder of runs or of an expert."""
+    return find_expert(place, prefer)[0]
 
 
-def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
+def find_expert(place: Path | None, prefer: Prefer = "newest") -> tuple[RunFolder, Path | None]:
     """The run, and the folder of its manifest if that was named."""
     if place is None or _is_run(RunFolder(place)):
-        return find_run(place), None
+        return find_run(place, prefer), None
     file = place if place.is_file() else manifest_in(place)
     if file is None:
-        return find_run(place), None
+        return find_run(place, prefer), None
     read = read_manifest(file)
-    parent = runs_folder(read)
-    run = latest_run(parent, read.manifest.name) or latest_run(read.folder, read.manifest.name)
+    parent, name = runs_folder(read), read.manifest.name
+    run = _best_run(parent, prefer, name) or _best_run(read.folder, prefer, name)
     if run is None and place.is_dir():  # `--output .` puts runs beside the manifest
-        other = latest_run(place)
+        other = _best_run(place, prefer)
         if other is not None:  # of another expert, which this manifest does not describe
             return other, None
     if run is None:
@@ -76,6 +80,44 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
             f"run folder, or train it with expert train --manifest {shell_quoted(file)})"
         )
     return run, read.folder
+
+
+def choice_in_words(place: Path | None, prefer: Prefer) -> str:
+    """Which run of several is meant and which newer ones are not; "" if `place` names one."""
+    if place is not None and _is_run(RunFolder(place)):
+        return ""
+    chosen = find_trained(place, prefer)
+    runs = runs_in(chosen.path.parent)
+    newer = [f"{run.path.name} ({_stage(run)})" for run in runs[: runs.index(chosen)]]
+    others = f"; {len(runs) - 1} other{'s' * (len(runs) > 2)} in {chosen.path.parent}"
+    if newer:
+        more = f" and {len(newer) - 1} more" if len(newer) > 1 else ""
+        others = f"; newer: {newer[0]}{more}"
+    return f"run: {chosen.path.name} ({_stage(chosen)})" + (others if len(runs) > 1 else "")
+
+
+def _best_run(parent: Path, prefer: Prefer, expert: str | None = None) -> RunFolder | None:
+    """The newest of the runs that got furthest on the way to what is preferred."""
+    if prefer == "newest":
+        return latest_run(parent, expert)
+    own = [run for run in runs_in(parent, expert) if not run.path.is_symlink()]
+    finished = [run for run in own if (run.final / DONE).is_file()]
+    validated = [run for run in finished if prefer == "validated" and _stage(run) == "validated"]
+    for run in (validated or finished)[:1]:
+        run.refuse_unsafe_files()
+        return run
+    return latest_run(parent, expert)
+
+
+def _stage(run: RunFolder) -> str:
+    """How far a run got."""
+    if not (run.final / DONE).is_file():
+        return "unfinished"
+    verdict = read_object_or_empty(run.validation)
+    gate = verdict.get("gate")
+    if not isinstance(gate, dict) or outdated(verdict, run):
+        return "finished"
+    return "failed validation" if gate.get("passed") is False else "validated"
 
 
 def runs_folder(read: ReadManifest) -> Path:
