@@ -13,11 +13,12 @@ import pytest
 from expert.data.read.rows import read_rows
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from expert.data.records import BadRow, Row
-from tests.data.read.row_files import good, outline, refusal, write_stream, written
+from tests.data.read.row_files import good, outline, refusal, write, write_stream, written, xlsx
 from tests.each import each
 from tests.faults.counting import cases
 
 UTF8 = "; save the file as UTF-8"
+WIDE = "1,001 columns, the limit is 1,000"
 DEEP = b"[" * 100_000 + b"]" * 100_000
 FAULTS: dict[str, tuple[bytes, str]] = {
     "invalid_utf8": (b'{"a": "\xff"}', f"invalid UTF-8: byte 0xff at character 8{UTF8}"),
@@ -44,6 +45,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "twice": (b'{"c": [{"a": 1, "a": 2}]}', "the key 'a' occurs more than once"),
     "deep": (b'{"a": ' + DEEP + b"}", "JSON nested too deeply"),
     "digits": (b'{"a": ' + b"9" * 5_000 + b"}", "JSON with a number of too many digits"),
+    "wide": (json.dumps({f"k{n}": n for n in range(1_001)}).encode(), WIDE),
     "long": (
         b'{"a": ["' + (b"x" * 55 + b',\\"]}') * 90_000 + b'"]}',
         "5.4 MB long, the limit is 5 MB",
@@ -178,11 +180,30 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_pat
             b'a,"b\n1,2\n',
             "rows.csv:1: the header: broken CSV: a quoted value is opened and not properly closed",
         ),
+        (",".join(f"c{n}" for n in range(1_001)), f"rows.csv:1: the header: {WIDE}"),
     ],
-    ids=["twice", "nameless", "cr", "utf8", "nul", "quote"],
+    ids=["twice", "nameless", "cr", "utf8", "nul", "quote", "wide"],
 )
 def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
     assert refusal(written(tmp_path, "rows.csv", content)).startswith(text)
+
+
+def test_a_quote_that_megabytes_do_not_close_ends_the_reading(tmp_path):
+    lines = b'a,b\n1,"2\n' + b"long row,of a file\n" * (MAX_ROW_BYTES // 19 + 2)
+    assert refusal(written(tmp_path, "rows.csv", lines)) == (
+        "rows.csv:2: a quoted value is opened and not closed within 5 MB  (close the quote, or "
+        "remove it)"
+    )
+
+
+@each("name", ["a.parquet", "a.arrow", "a.xlsx"])
+def test_a_table_of_very_many_columns_is_refused(name, tmp_path):
+    columns = {f"c{n}": "x" for n in range(1_001)}
+    if name.endswith("xlsx"):
+        path = xlsx(tmp_path / name, [list(columns), list(columns.values())])
+    else:
+        write(path := tmp_path / name, [columns])
+    assert WIDE in refusal(path)
 
 
 @each(

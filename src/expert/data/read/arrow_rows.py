@@ -19,6 +19,7 @@ from expert.data.read.streams import (
     open_seekable,
     refuse_bomb,
     too_long,
+    too_wide,
 )
 from expert.data.records import BadRow, Row
 from expert.manifest.schema.message_names import TOOL_COLUMNS
@@ -129,6 +130,8 @@ def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]
     number = 0
     for batch in batches:
         names = batch.schema.names
+        if fault := too_wide(len(names)):
+            raise data_error(file, fault, "leave out those that are not trained on")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise data_error(file, f"two columns are named {twice!r}", "rename one of them")
         padded = [field.name for field in batch.schema if _is_padded(field)]

@@ -82,6 +82,10 @@ class _Lines:
         if isinstance(line, Overlong):
             return bad_row(file, number, too_long(line.size), line.head)
         reason = f"broken CSV: {str(error).partition(' - ')[0]}"
+        if len(self.record) > 1 and self._size > MAX_ROW_BYTES + 2:
+            # The rows after it may be part of the value or not: nobody can tell.
+            what = f"a quoted value is opened and not closed within {MAX_ROW_BYTES / 1e6:g} MB"
+            raise data_error(f"{file}:{number}", what, "close the quote, or remove it")
         if len(self.record) > 1 or "end of data" in reason:
             reason = "broken CSV: a quoted value is opened and not properly closed"
         return bad_row(file, number, undecodable(line) or reason, line)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from expert.data.read.streams import bad_row
+from expert.data.read.streams import MAX_COLUMNS, bad_row, too_wide
 from expert.data.records import BadRow, Row, RowError
 
 # Escapes that may be a NUL or half of a surrogate pair.
@@ -37,8 +38,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; duplicate keys are refused, since it is unclear which value was meant."""
     values = dict(pairs)
     if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        times = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in times.items() if count > 1)
         raise RowError(f"the key {twice[:100]!r} occurs more than once")
     return values
 
@@ -82,6 +83,8 @@ def row_of(values: Any, text: str, file: str, line: int) -> Row | BadRow:
     fault: str | None = None
     if type(values) is not dict:
         fault = f"the row is {_KINDS.get(type(values), 'a number')}, not a JSON object"
+    elif len(values) > MAX_COLUMNS:
+        fault = too_wide(len(values))
     # Only escapes can bring a NUL or a lone surrogate past the decoder.
     elif "\\u" in text and _SUSPECT.search(text):
         fault = fault_in(values)
@@ -90,7 +93,10 @@ def row_of(values: Any, text: str, file: str, line: int) -> Row | BadRow:
 
 
 def fault_in(values: Mapping[str, Any]) -> str | None:
-    """Why text of the row is unusable: a NUL or half of a surrogate pair, at any depth."""
+    """Why the row is unusable: too many columns, or a NUL or half of a surrogate pair in its text,
+    at any depth."""
+    if fault := too_wide(len(values)):
+        return fault
     for column, value in values.items():
         if fault := _fault_of_text(column):
             return f"{fault} in the name of a column"

@@ -22,6 +22,8 @@ from expert.manifest.schema.file_formats import COMPRESSED
 
 MAX_ROW_BYTES = 5_000_000
 """Longest row that is read; a longer one is a bad row and is never held in memory."""
+MAX_COLUMNS = 1_000
+"""Most columns of a row. More of them are no text to train on, and take minutes to look at."""
 RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
 MOST_UNPACKED = 2**24
@@ -200,6 +202,13 @@ def bad_row(file: str, line: int, reason: str, raw: str = "") -> BadRow:
     """A bad row with only the beginning of its content, as valid text."""
     start = raw[:RAW_CHARACTERS].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return BadRow(file, line, reason, start.rstrip("\r\n"))
+
+
+def too_wide(columns: int) -> str:
+    """Why a row with so many columns is unusable; "" if it is not."""
+    if columns <= MAX_COLUMNS:
+        return ""
+    return f"{columns:,} columns, the limit is {MAX_COLUMNS:,}"
 
 
 def too_long(size: int) -> str:
