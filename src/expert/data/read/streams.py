@@ -204,10 +204,10 @@ def bad_row(file: str, line: int, reason: str, raw: str = "") -> BadRow:
     return BadRow(file, line, reason, start.rstrip("\r\n"))
 
 
-def too_wide(columns: int) -> str:
-    """Why a row with so many columns is unusable; "" if it is not."""
+def too_wide(columns: int) -> str | None:
+    """Why a row with so many columns is unusable; None if it is not."""
     if columns <= MAX_COLUMNS:
-        return ""
+        return None
     return f"{columns:,} columns, the limit is {MAX_COLUMNS:,}"
 
 

@@ -18,6 +18,7 @@ from expert.core.text import counted, some_of
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import (
     PREFERRED,
+    Columns,
     detect_columns,
     part_for_column,
 )
@@ -25,8 +26,9 @@ from expert.data.examples.formats import example_of
 from expert.data.examples.tools import has_tools
 from expert.data.read.folders import files_by_split, saved_splits, unread_files
 from expert.data.read.sources import Source, iterate, resolve_sources
-from expert.data.records import BadRow, DataError, Dropped, Example, Row
-from expert.jobs.new.row_lengths import LengthChoice, choose_length
+from expert.data.records import BadRow, DataError, Example, Row
+from expert.data.template.templates import INPUT_LABEL
+from expert.jobs.new.row_lengths import MOST_LOST, LengthChoice, choose_length
 from expert.jobs.new.starters import (
     STARTERS,
     NewBaseModel,
@@ -96,6 +98,8 @@ class NewExpert:
     """False if the rows are plain text: a model trained on it continues text."""
     calls: bool = False
     """Whether rows have tools."""
+    headings: str = ""
+    """The headings that are put before the input, in words."""
     length: LengthChoice | None = None
     """max_seq_length and why; None for a template's rows, which are to be replaced."""
     notes: tuple[str, ...] = ()
@@ -164,8 +168,12 @@ def new_expert(
             read_manifest(made.manifest, strict=True)
 
         write(base)
-        length = _length(made.manifest) if data is not None else None
-        if length is not None:
+        length: LengthChoice | None = None
+        if data is not None:
+            try:
+                length = _length(made.manifest)
+            except DataError as error:
+                raise _unusable(data, str(error).replace(str(rows), str(data))) from None
             write(replace(base, length=length.length))
         readme = readme_of(folder.name, kind, path, made.has_answers, base.name, on_hub=on_hub)
         write_text_atomically(folder / "README.md", readme)
@@ -173,6 +181,8 @@ def new_expert(
     notes = [*made.notes, f"base model {base.name}: {base.start.because}"]
     warnings = made.warnings
     if length is not None:
+        name = "that of the tokenizer" if length.template == "tokenizer" else length.template
+        notes.append(f"prompt template: {name}{made.headings}")
         notes.append(f"max_seq_length {length.length}: {length.because}")
         warnings += (length.warning,) if length.warning else ()
     return replace(
@@ -227,8 +237,8 @@ def _base(name: str, folder: Path) -> NewBaseModel:
     return NewBaseModel(name, starting_point(name, found.shape))
 
 
-def _length(manifest: Path) -> LengthChoice | None:
-    """The max_seq_length for the rows of a new manifest; None if none of them can be used."""
+def _length(manifest: Path) -> LengthChoice:
+    """The max_seq_length for the rows of a new manifest; DataError if they cannot be used."""
     opened = open_run(manifest, data="unread")
     shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), manifest.parent).shape
     return choose_length(opened, shape.context if shape else None)
@@ -283,27 +293,34 @@ def _examine_rows(
         raise CannotCreate(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
+    bad = [each for each in (*read, *found) if isinstance(each, BadRow)]
     if not examples:
-        bad = next((each for each in read if isinstance(each, BadRow)), None)
-        why = str(bad) if bad is not None else "none is preferred"
+        why = str(bad[0]) if bad else "none is preferred"
         raise _unusable(data, f"{no_row} can be trained on: {why}")
-    bad_rows = len(found) - sum(isinstance(each, Example | Dropped) for each in read)
+    unusable = f"{len(bad)} of the first {counted(len(found), 'row')} cannot be used"
+    if len(bad) > MOST_LOST * len(found):
+        raise _unusable(data, f"{unusable}: {bad[0]}")
     warnings = [columns.unused_warning(seen)]
-    if bad_rows:
-        warnings.append(
-            f"{bad_rows} of the first {counted(len(found), 'row')} cannot be used; fix them before "
-            "training: expert dataset check lists them"
-        )
+    if bad:
+        warnings.append(f"{unusable}; fix them before training: expert dataset check lists them")
     made = replace(
         made,
         columns=columns.used(),
         unused=columns.unused(seen),
         has_answers=any(one.turns for one in examples),
         calls=any(map(has_tools, examples)),
+        headings=_headings(columns, examples),
         notes=tuple(_notes_on_files(data) if data.is_dir() else ()),
         warnings=tuple(filter(None, warnings)),
     )
     return made, examples
+
+
+def _headings(columns: Columns, examples: Sequence[Example]) -> str:
+    """The headings that are put before the column of the input, in words."""
+    said = "".join(turn.text for one in examples for turn in one.turns if turn.role == "user")
+    put = sorted({f'"{name}:"' for name in INPUT_LABEL.findall(said)}) if columns.input else []
+    return f"; put before the column {columns.input}: {', '.join(put)}" if put else ""
 
 
 def _first_rows(data: Path, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
