@@ -175,7 +175,8 @@ def _sampled(line: DataPipeline) -> Counts | None:
         rows = check.rows - check.bad_rows
         return Counts(Survey(rows, check.tokens, "token rows", "counted", check.longest))
     line = replace(line, most_rows=ROWS_FOR_COLUMNS)
-    spread = sample_rows(source.files, format=source.format, most=SAMPLED_ROWS)
+    files = () if source.encoding else source.files  # sampled as bytes
+    spread = sample_rows(files, format=source.format, most=SAMPLED_ROWS)
     if spread is None or (source.max_samples is not None and spread.lines > source.max_samples):
         return _count_by_reading(line.chosen.sources, line)
     lengths, remarks = _tokenised(line, source, [each.row for each in spread.drawn])

@@ -374,6 +374,23 @@ def test_rows_that_are_mostly_cut_or_unusable_make_no_expert(tmp_path):
     assert not (tmp_path / "mine").exists()
 
 
+def test_rows_in_another_encoding_are_read_as_it_is_named(tmp_path):
+    from expert.jobs.datasets.check import check_dataset
+
+    lines = "".join(f"frage {n},grün\n" for n in range(20))
+    (tmp_path / "rows.csv").write_bytes(f"question,answer\n{lines}".encode("cp1252"))
+    said = r"rows.csv: it is not UTF-8, probably cp1252  \(--encoding cp1252\)$"
+    with pytest.raises(CannotCreate, match=said):
+        new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path)
+    made = new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path, encoding="cp1252")
+    assert made.warnings == ()
+    assert read_manifest(made.manifest).manifest.training.dataset.encoding == "cp1252"
+    assert check_dataset(made.manifest).problems == []
+    assert plan(made.manifest).length.rows == 18
+    with pytest.raises(CannotCreate, match="--encoding: only with --from"):
+        new_expert("other", into=tmp_path, encoding="cp1252")
+
+
 def test_the_template_and_the_headings_it_inserts_are_named(tmp_path):
     rows = [{"instruction": f"Say {n}.", "context": "A town.", "output": "b"} for n in range(4)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)

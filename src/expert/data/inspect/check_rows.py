@@ -217,7 +217,7 @@ class _Checker:
         """Note which columns, message fields and files of a folder are used and which are not."""
         notes = []
         for file in source.files if source.kind == "files" else ():
-            if separator := unusual_separator(file, source.format):
+            if separator := unusual_separator(file, source.format, source.encoding):
                 notes.append(f"{file.name}: columns are separated by {separator}")
         columns, seen = reading.columns, reading.seen
         if columns is not None and seen is not None:

@@ -61,6 +61,9 @@ SAMPLED_ROWS = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTIONS = {
     r"training\.dataset\.json_values: true": "--json-values",
+    r"--set training\.dataset\.encoding=": "--encoding ",
+    r"set training\.dataset\.encoding": "name its --encoding",
+    r"remove training\.dataset\.encoding": "leave out --encoding",
     r"training\.dataset\.field_mapping\.messages: (.+) reads": r"--map messages=\1 reads",
     r"training\.dataset\.field_mapping\.(\w+)": r"--map \1=COLUMN",
     r"training\.dataset\.field_mapping": "--map PART=COLUMN",
@@ -116,6 +119,7 @@ def new_expert(
     mapping: Sequence[str] = (),
     preferred: bool = False,
     json_values: bool = False,
+    encoding: str | None = None,
     model: str = TINY,
 ) -> NewExpert:
     """Create a folder that `expert manifest check` and `expert plan` accept; nothing is replaced.
@@ -136,7 +140,9 @@ def new_expert(
     if model.endswith(".gguf"):
         model = str(base_from_gguf(Path(model)))
     base = _base(model, folder)
-    asked = _dataset_keys(data, mapping, preferred=preferred, json_values=json_values)
+    asked = _dataset_keys(
+        data, mapping, preferred=preferred, json_values=json_values, encoding=encoding
+    )
     made = NewExpert(
         folder=folder, manifest=folder / "manifest.json", data=Path(), template="", model=base.name
     )
@@ -155,7 +161,9 @@ def new_expert(
             write_text_atomically(rows, "".join(lines))
         elif not on_hub:
             _copy_rows(data, rows, folder)
-        epochs = EPOCHS_FOR_FEW_ROWS if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
+        epochs = (
+            EPOCHS_FOR_FEW_ROWS if len(_first_rows(rows, encoding, FEW_ROWS)) < FEW_ROWS else EPOCHS
+        )
 
         def write(base: NewBaseModel) -> None:
             """Write the manifest for a base model; it must read without complaints."""
@@ -245,7 +253,12 @@ def _length(manifest: Path) -> LengthChoice:
 
 
 def _dataset_keys(
-    data: Path | None, mapping: Sequence[str], *, preferred: bool, json_values: bool
+    data: Path | None,
+    mapping: Sequence[str],
+    *,
+    preferred: bool,
+    json_values: bool,
+    encoding: str | None,
 ) -> dict[str, Any]:
     """The options about the rows, as keys of training.dataset."""
     mapped: dict[str, str] = {}
@@ -262,6 +275,7 @@ def _dataset_keys(
         "--map": {"field_mapping": mapped} if mapped else {},
         "--preferred": {"preference_rows": PREFERRED} if preferred else {},
         "--json-values": {"json_values": True} if json_values else {},
+        "--encoding": {"encoding": encoding} if encoding else {},
     }
     option = next((option for option, keys in given.items() if keys), None)
     if option and data is None:
@@ -276,7 +290,8 @@ def _examine_rows(
     data: Path, asked: Mapping[str, Any], made: NewExpert
 ) -> tuple[NewExpert, list[Example]]:
     """What the rows of a file hold, and the first examples; CannotCreate if they cannot be used."""
-    found = _first_rows(data)
+    encoding = asked.get("encoding")
+    found = _first_rows(data, encoding)
     no_row = "no row" if len(found) < SAMPLED_ROWS else f"none of the first {SAMPLED_ROWS} rows"
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
@@ -284,7 +299,7 @@ def _examine_rows(
         if found and isinstance(found[0], BadRow):
             why = str(found[0])
         raise CannotCreate(f"--from {data}: {no_row} can be read: {why}")
-    seen = survey_rows(iterate(_source(data)))
+    seen = survey_rows(iterate(_source(data, encoding)))
     try:
         columns = detect_columns(seen, DatasetSpec(**asked))
     except DataError as error:
@@ -323,13 +338,13 @@ def _headings(columns: Columns, examples: Sequence[Example]) -> str:
     return f"; put before the column {columns.input}: {', '.join(put)}" if put else ""
 
 
-def _first_rows(data: Path, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
+def _first_rows(data: Path, encoding: str | None, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
     """The first rows of a file or folder; CannotCreate if it cannot be read."""
     if not data.exists() and not _is_on_hub(data):
         hub = "a dataset of the Hub is written owner/name"
         raise CannotCreate(f"--from {data}: there is no such file  ({hub})")
     try:
-        return list(islice(iterate(_source(data)), most))
+        return list(islice(iterate(_source(data, encoding)), most))
     except DataError as error:
         raise _unusable(data, str(error)) from None
 
@@ -360,9 +375,9 @@ def _is_on_hub(data: Path) -> bool:
     return not data.exists() and not looks_local(data.as_posix(), Path())
 
 
-def _source(data: Path) -> Source:
+def _source(data: Path, encoding: str | None) -> Source:
     path = data.as_posix() if _is_on_hub(data) else str(data.absolute())
-    source = resolve_sources(DatasetSpec(path=path), Path()).train
+    source = resolve_sources(DatasetSpec(path=path, encoding=encoding), Path()).train
     assert source is not None
     return source
 

@@ -114,7 +114,8 @@ def _line(opened: Opened) -> DataPipeline:
 
 def _sampled_rows(source: Source, reading: RowReader) -> list[tuple[Row, float]]:
     """Good rows, each with the number of rows it represents."""
-    spread = sample_rows(source.files, format=source.format, most=SAMPLED_ROWS)
+    files = () if source.encoding else source.files  # sampled as bytes
+    spread = sample_rows(files, format=source.format, most=SAMPLED_ROWS)
     if spread is not None:
         return [
             (line.row, 1.0 if spread.whole else line.times / line.size)
