@@ -387,7 +387,7 @@ def test_rows_in_another_encoding_are_read_as_it_is_named(tmp_path):
     assert read_manifest(made.manifest).manifest.training.dataset.encoding == "cp1252"
     assert check_dataset(made.manifest).problems == []
     assert plan(made.manifest).length.rows == 18
-    with pytest.raises(CannotCreate, match="--encoding: only with --from"):
+    with pytest.raises(CannotCreate, match="and --encoding are about rows"):
         new_expert("other", into=tmp_path, encoding="cp1252")
 
 

@@ -21,7 +21,7 @@ from expert.data.records import BadRow, Row
 
 SAMPLE_BYTES = 2**16
 """Bytes at the beginning of a file used to detect the separator."""
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+SEPARATORS = (",", ";", "\t", "|")
 
 
 def separator_of(stream: io.BufferedReader) -> str:

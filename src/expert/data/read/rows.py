@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from expert.core.files import NotRegular
-from expert.data.read.csv_rows import SEPARATORS, read_csv, separator_of
+from expert.data.read.csv_rows import read_csv
 from expert.data.read.json_rows import is_array, read_json, read_jsonl
 from expert.data.read.row_text import INVALID_UTF8, fault_in, undecodable
 from expert.data.read.streams import bad_row, data_error, open_text, refuse_other_encoding
@@ -100,15 +100,6 @@ def _file_errors(path: Path) -> Iterator[None]:
             what = f"it cannot be unpacked: {error}"
             fix = "the file is cut off or damaged; copy or download it again"
         raise data_error(str(path), what, fix) from error
-
-
-def unusual_separator(path: Path, format: str | None, encoding: str | None = None) -> str:
-    """The column separator of a CSV file in words; "" for commas and other formats."""
-    if file_format(path, format) != "csv":
-        return ""
-    with _file_errors(path), open_text(path, encoding=encoding) as stream:
-        separator = separator_of(stream)
-    return "" if separator == "," else SEPARATORS[separator]
 
 
 def suffix_format(path: Path) -> str | None:

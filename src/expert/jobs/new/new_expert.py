@@ -140,9 +140,13 @@ def new_expert(
     if model.endswith(".gguf"):
         model = str(base_from_gguf(Path(model)))
     base = _base(model, folder)
-    asked = _dataset_keys(
-        data, mapping, preferred=preferred, json_values=json_values, encoding=encoding
-    )
+    rows_kept = PREFERRED if preferred else None
+    asked: dict[str, Any] = {"field_mapping": _mapped(mapping), "preference_rows": rows_kept}
+    asked |= {"json_values": json_values, "encoding": encoding}
+    asked = {key: value for key, value in asked.items() if value}
+    if asked and data is None:
+        options = "--map, --preferred, --json-values and --encoding"
+        raise CannotCreate(f"{options} are about rows  (name a file with --from)")
     made = NewExpert(
         folder=folder, manifest=folder / "manifest.json", data=Path(), template="", model=base.name
     )
@@ -252,15 +256,8 @@ def _length(manifest: Path) -> LengthChoice:
     return choose_length(opened, shape.context if shape else None)
 
 
-def _dataset_keys(
-    data: Path | None,
-    mapping: Sequence[str],
-    *,
-    preferred: bool,
-    json_values: bool,
-    encoding: str | None,
-) -> dict[str, Any]:
-    """The options about the rows, as keys of training.dataset."""
+def _mapped(mapping: Sequence[str]) -> dict[str, str]:
+    """The columns that --map names, by part."""
     mapped: dict[str, str] = {}
     for pair in mapping:
         name, sign, column = pair.partition("=")
@@ -271,16 +268,7 @@ def _dataset_keys(
         if mapped.get(part, column) != column:
             raise CannotCreate(f"--map {pair}: {part} is mapped to {mapped[part]} already")
         mapped[part] = column
-    given: dict[str, dict[str, Any]] = {
-        "--map": {"field_mapping": mapped} if mapped else {},
-        "--preferred": {"preference_rows": PREFERRED} if preferred else {},
-        "--json-values": {"json_values": True} if json_values else {},
-        "--encoding": {"encoding": encoding} if encoding else {},
-    }
-    option = next((option for option, keys in given.items() if keys), None)
-    if option and data is None:
-        raise CannotCreate(f"{option}: only with --from  (name a file with --from)")
-    return {key: value for keys in given.values() for key, value in keys.items()}
+    return mapped
 
 
 # --- a file of rows ------------------------------------------------------------------------------
