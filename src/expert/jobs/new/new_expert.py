@@ -182,8 +182,10 @@ def new_expert(
         write(base)
         length: LengthChoice | None = None
         if data is not None:
+            opened = open_run(made.manifest, data="unread")
+            shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), folder).shape
             try:
-                length = _length(made.manifest)
+                length = choose_length(opened, shape.context if shape else None)
             except DataError as error:
                 raise _unusable(data, str(error).replace(str(rows), str(data))) from None
             write(replace(base, length=length.length))
@@ -247,13 +249,6 @@ def _base(name: str, folder: Path) -> NewBaseModel:
             f"({fix})"
         )
     return NewBaseModel(name, starting_point(name, found.shape))
-
-
-def _length(manifest: Path) -> LengthChoice:
-    """The max_seq_length for the rows of a new manifest; DataError if they cannot be used."""
-    opened = open_run(manifest, data="unread")
-    shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), manifest.parent).shape
-    return choose_length(opened, shape.context if shape else None)
 
 
 def _mapped(mapping: Sequence[str]) -> dict[str, str]:

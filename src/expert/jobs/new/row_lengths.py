@@ -47,8 +47,6 @@ class LengthChoice:
     because: str
     template: str
     """The prompt template that the rows were measured with."""
-    cut: float = 0.0
-    """Share of the rows that it cuts."""
     warning: str = ""
     """What it cuts if that is much, and what kept it from being longer."""
 
@@ -98,7 +96,7 @@ def choose_length(opened: Opened, context: int | None) -> LengthChoice:
         raise DataError(
             f"{warning}  (divide the rows, or name a model that sees more with --model)"
         )
-    return LengthChoice(length, looked, template, cut, warning if cut > MAX_CUT_SHARE else "")
+    return LengthChoice(length, looked, template, warning if cut > MAX_CUT_SHARE else "")
 
 
 def _line(opened: Opened) -> DataPipeline:
