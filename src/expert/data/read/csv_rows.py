@@ -11,11 +11,13 @@ from collections.abc import Iterator, Sequence
 from expert.data.read.row_text import fault_in, undecodable
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
+    WIDE_FIX,
     Overlong,
     bad_row,
     data_error,
     numbered_lines,
     too_long,
+    too_wide,
 )
 from expert.data.records import BadRow, Row
 
@@ -129,6 +131,8 @@ def read_csv(
 
 
 def _check_header(header: Sequence[str], raw: str, where: str) -> None:
+    if fault := too_wide(len(header)):
+        raise data_error(where, fault, WIDE_FIX)
     if fault := undecodable(raw) or fault_in(dict.fromkeys(header)):
         raise data_error(where, f"the header: {fault}", "fix the first line")
     doubled = next((name for name in header if header.count(name) > 1), None)

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from expert.data.read.streams import MAX_COLUMNS, bad_row, too_wide
-from expert.data.records import BadRow, Row, RowError
+from expert.data.read.streams import WIDE_FIX, bad_row, data_error, too_wide
+from expert.data.records import BadRow, Row, RowError, place_of
 
 # Escapes that may be a NUL or half of a surrogate pair.
 _SUSPECT = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
@@ -84,8 +84,8 @@ def row_of(values: Any, text: str, file: str, line: int) -> Row | BadRow:
     fault: str | None = None
     if type(values) is not dict:
         fault = f"the row is {_KINDS.get(type(values), 'a number')}, not a JSON object"
-    elif len(values) > MAX_COLUMNS:
-        fault = too_wide(len(values))
+    elif wide := too_wide(len(values)):  # at the first: all others would be decoded as well
+        raise data_error(place_of(file, line), wide, WIDE_FIX)
     # Only escapes can bring a NUL or a lone surrogate past the decoder.
     elif "\\u" in text and _SUSPECT.search(text):
         fault = fault_in(values)
@@ -94,10 +94,7 @@ def row_of(values: Any, text: str, file: str, line: int) -> Row | BadRow:
 
 
 def fault_in(values: Mapping[str, Any]) -> str | None:
-    """Why the row is unusable: too many columns, or a NUL or half of a surrogate pair in its text,
-    at any depth."""
-    if fault := too_wide(len(values)):
-        return fault
+    """Why text of the row is unusable: a NUL or half of a surrogate pair, at any depth."""
     for column, value in values.items():
         if fault := _fault_of_text(column):
             return f"{fault} in the name of a column"

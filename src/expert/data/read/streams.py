@@ -25,6 +25,7 @@ MAX_ROW_BYTES = 5_000_000
 """Longest row that is read; a longer one is a bad row and is never held in memory."""
 MAX_COLUMNS = 1_000
 """Most columns of a row. More of them are no text to train on, and take minutes to look at."""
+WIDE_FIX = "leave out those that are not trained on"
 RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
 MOST_UNPACKED = 2**24
