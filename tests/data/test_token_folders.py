@@ -102,6 +102,32 @@ def test_tokens_that_the_cache_path_names_are_used_without_their_padding(tmp_pat
     assert again.notes == made.notes
 
 
+def cache_decision(file: Path) -> Any:
+    return next(each for each in expert.plan(file).decisions if each.path == "data.cache")
+
+
+def test_tokens_at_the_root_of_a_project_are_found_from_the_working_directory(
+    tmp_path, monkeypatch
+):
+    file = an_expert(tmp_path / "experts" / "mine", pretokenized_cache="cache/tokenized")
+    monkeypatch.chdir(tmp_path)
+    where = f"no saved tokens in {tmp_path / 'cache' / 'tokenized'}"
+    assert where in cache_decision(file).because
+    (tmp_path / "cache" / "tokenized").mkdir(parents=True)  # of something else
+    assert where in cache_decision(file).because
+    folder = save(tmp_path / "cache" / "tokenized", ROWS)
+    before = bytes_below(folder)
+    found = cache_decision(file)
+    assert found.value == str(folder)
+    assert "found in the working directory" in found.because
+    made = prepare(file)
+    assert any(str(folder) in note for note in made.notes)
+    assert sorted(trained_texts(made)) == sorted(
+        f"SELECT {n} FROM town;<|im_end|>" for n in range(20)
+    )
+    assert bytes_below(folder) == before
+
+
 def test_tokens_that_the_path_names_are_used_with_the_splits_of_their_folder(tmp_path):
     splits = {"train": range(20), "validation": range(20, 25), "test": range(30, 34)}
     saved = {
@@ -213,6 +239,24 @@ def test_tokens_without_eos_give_a_warning(tmp_path):
     rows = [{"input_ids": encoded(f"Row {n} says so.")} for n in range(20)]
     file = token_expert(tmp_path, rows)
     assert "would not learn to stop" in prepare(file).doubts[0].text
+
+
+def test_rows_that_are_packed_already_are_warned_of(tmp_path):
+    text = "".join(f"Row {n} says {n}.<|im_end|>\n" for n in range(900))
+    ids = encoded(text)
+    rows = [{"input_ids": ids[at : at + 300]} for at in range(0, len(ids), 300)]
+    [doubt] = prepare(token_expert(tmp_path, rows)).doubts
+    assert f"{len(ids) // 300} of {len(rows)} rows have 300 tokens and seem to be" in doubt.text
+    single = [{"input_ids": encoded(f"Row {n}.<|im_end|>\n")} for n in range(10, 90)]
+    (tmp_path / "single").mkdir()
+    assert not prepare(token_expert(tmp_path / "single", single)).doubts
+
+
+def test_tokens_are_counted_without_their_tokenizer(tmp_path):
+    file = token_expert(tmp_path, ROWS, model="Qwen/Qwen3-0.6B", max_seq_length=128)
+    length = expert.plan(file).length
+    real = sum(sum(row["attention_mask"]) for row in ROWS)
+    assert abs(length.tokens_per_epoch / length.rows - real / len(ROWS)) < 2
 
 
 def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):

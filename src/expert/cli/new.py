@@ -44,6 +44,9 @@ def new(
     json_values: Annotated[
         bool, typer.Option("--json-values", help="Train on lists and objects as JSON text.")
     ] = False,
+    encoding: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of text rows that are not UTF-8: cp1252.")
+    ] = None,
     model: Annotated[
         str,
         typer.Option(
@@ -67,6 +70,7 @@ def new(
             mapping=mapping or (),
             preferred=preferred,
             json_values=json_values,
+            encoding=encoding,
             model=model,
         )
     if as_json:

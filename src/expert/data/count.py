@@ -37,6 +37,7 @@ from expert.data.records import BadRow, Row
 from expert.data.splits import all_tokens, prepare_splits
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.prepare import Prepared
+from expert.data.tokens.token_rows import IDS, MASK
 from expert.data.tokens.tokenise import tokenise_rows
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.file_formats import PACKED
@@ -175,7 +176,8 @@ def _sampled(line: DataPipeline) -> Counts | None:
         rows = check.rows - check.bad_rows
         return Counts(Survey(rows, check.tokens, "token rows", "counted", check.longest))
     line = replace(line, most_rows=ROWS_FOR_COLUMNS)
-    spread = sample_rows(source.files, format=source.format, most=SAMPLED_ROWS)
+    files = () if source.encoding else source.files  # sampled as bytes
+    spread = sample_rows(files, format=source.format, most=SAMPLED_ROWS)
     if spread is None or (source.max_samples is not None and spread.lines > source.max_samples):
         return _count_by_reading(line.chosen.sources, line)
     lengths, remarks = _tokenised(line, source, [each.row for each in spread.drawn])
@@ -210,14 +212,14 @@ def _read_source(
 ) -> tuple[int, float, str, tuple[Remark, ...]] | None:
     """Rows of a source, estimated tokens, how they were counted, and warnings; None if there are
     too many rows to count."""
-    chance, read, rows, size = random.Random(0), 0, 0, 0
+    chance, read, rows, size = random.Random(0), 0, 0, 0.0
     kept: list[Row] = []
     for row in islice(iterate(source), MAX_COUNTED_ROWS + 1):
         read += 1
         if not isinstance(row, Row):
             continue
         rows += 1
-        size += len(json.dumps(dict(row.values), ensure_ascii=False, default=str))
+        size += _bytes_of(row)
         place = rows - 1 if rows <= SAMPLED_ROWS else chance.randrange(rows)
         if place < SAMPLED_ROWS:
             kept[place : place + 1] = [row]
@@ -249,6 +251,14 @@ def _read_source(
         return None
     good = round(rows * len(used) / len(lengths))
     return good, good * sum(used) / len(used), because, remarks
+
+
+def _bytes_of(row: Row) -> float:
+    """The size of a row as JSON; of a row of tokens, that of the text they stand for."""
+    ids, mask = row.values.get(IDS), row.values.get(MASK)
+    if not isinstance(ids, list):
+        return len(json.dumps(dict(row.values), ensure_ascii=False, default=str))
+    return FILE_BYTES_PER_TOKEN * (mask.count(1) if isinstance(mask, list) else len(ids))
 
 
 def _tokenised(

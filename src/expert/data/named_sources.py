@@ -25,7 +25,7 @@ from expert.data.tokens.token_rows import (
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.decisions import Remark
-from expert.planning.survey import local_path
+from expert.planning.survey import cache_folder
 
 CHECKED = "checked.json"
 """In a prepared folder: the result of checking the tokens it was converted from."""
@@ -66,7 +66,7 @@ def named_sources(
     spec, folder = spec or read.manifest.training.dataset, read.folder
     cache = read.manifest.training.config.pretokenized_cache
     plain = not spec.streaming and not spec.tasks
-    tokens = _tokens_in(local_path(cache, folder), spec) if cache and plain else None
+    tokens = _tokens_in(cache_folder(cache, folder)[0], spec) if cache and plain else None
     try:
         rows = resolve_sources(spec, folder)
     except FilesNotFound:

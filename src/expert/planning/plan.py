@@ -42,7 +42,7 @@ from expert.planning.measurements import MeasuredRate, find_best, measurements_f
 from expert.planning.memory.workload import Workload
 from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
-from expert.planning.survey import Survey, survey_data
+from expert.planning.survey import Survey, cache_folder, survey_data
 
 PREFETCHED_BATCHES = 4
 STREAMING_WORKERS = 4
@@ -244,7 +244,8 @@ def _settle_data(draft: PlanDraft) -> None:
     if data.streaming:
         draft.settle("data.cache", None, "streamed rows are not cached")
     elif config.pretokenized_cache:
-        draft.settle("data.cache", str(draft.folder / config.pretokenized_cache), SET, "manifest")
+        found, because = cache_folder(config.pretokenized_cache, draft.folder)
+        draft.settle("data.cache", str(found), because, "manifest")
     else:
         cache = str(draft.folder / "datasets_optimized" / folder_name(draft.manifest.name))
         draft.settle("data.cache", cache, "keyed by content, beside the manifest", "preset")

@@ -132,6 +132,17 @@ def local_path(path: str, folder: Path) -> Path:
     return folder / portable(path.split("::")[0])
 
 
+def cache_folder(named: str, folder: Path) -> tuple[Path, str]:
+    """The folder of `pretokenized_cache`, and why: beside the manifest, or in the working
+    directory if only that exists and holds tokens that another tool saved."""
+    beside, here = local_path(named, folder), local_path(named, Path.cwd())
+    if beside.exists() or beside.absolute() == here:
+        return beside, "set in the manifest"
+    if any((here / file).is_file() for file in ("dataset_dict.json", "state.json")):
+        return here, "found in the working directory; there is none beside the manifest"
+    return beside, f"made there: nothing is beside the manifest, and no saved tokens in {here}"
+
+
 def looks_local(path: str, folder: Path) -> bool:
     """Whether a missing path was meant as a file rather than a hub id."""
     has_suffix = PureWindowsPath(path).suffix.lower() in ALL_ENDINGS

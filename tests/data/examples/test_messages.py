@@ -68,8 +68,20 @@ def test_an_answer_with_weight_0_is_not_trained_on(template, mask):
             "messages[2]: a part of type 'image'; only text is trained on",
         ),
         (
-            {"content": [{"type": "thinking", "text": "hm"}]},
-            "messages[2]: a part of type 'thinking'; only text is trained on",
+            {"content": [{"type": "redacted_thinking", "data": "hm"}, {"text": "a"}]},
+            "messages[2]: a part of type 'redacted_thinking'; only text is trained on",
+        ),
+        (
+            {"content": [{"text": "a"}, {"type": "thinking", "thinking": "hm"}]},
+            "messages[2]: a part of type 'thinking' after the text of the answer",
+        ),
+        (
+            {"content": [{"type": "reasoning", "summary": 1, "text": 5}, {"text": "a"}]},
+            "messages[2]: a part of type 'reasoning' without text",
+        ),
+        (
+            {"content": [{"type": "thinking", "thinking": "a"}], "reasoning": "b"},
+            "messages[2]: reasoning is one text, in an assistant message",
         ),
         ({"train_detail": [{"train": False}]}, "messages[2]: the field 'train_detail' of"),
         (
@@ -116,8 +128,19 @@ def test_two_user_turns_become_one_and_a_developer_is_the_system():
     ]
 
 
-def test_thoughts_stand_before_the_answer_as_qwen3_writes_them():
-    said = [TALK[0], {**TALK[1], "reasoning_content": "\nfirst this\n"}]
+ONE = {"type": "text", "text": "one"}
+
+
+@each(
+    "answer",
+    [
+        {"reasoning_content": "\nfirst this\n", "content": "one"},
+        {"content": [{"type": "thinking", "thinking": "first this", "signature": "x"}, ONE]},
+        {"content": [{"type": "reasoning", "text": "first this"}, ONE]},
+    ],
+)
+def test_thoughts_stand_before_the_answer_as_qwen3_writes_them(answer):
+    said = [TALK[0], {"role": "assistant", **answer}]
     made = example_in({"messages": said})
     assert made.turns[1].text == "<think>\nfirst this\n</think>\n\none"
     written = shown(family(qwen3_source()).segments(made))

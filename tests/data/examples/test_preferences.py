@@ -27,6 +27,7 @@ PAIRS: dict[str, dict[str, Any]] = {
         "chosen": {"from": "gpt", "value": GOOD},
         "rejected": {"from": "gpt", "value": BAD},
     },
+    "conversations named so": {"chosen_messages": WHOLE, "rejected_messages": WORSE},
     "an instruction": {"instruction": ASKED, "input": "", "chosen": GOOD, "rejected": BAD},
     "of a task": {"task": "t", "input": {"instruction": ASKED}, "chosen": GOOD, "rejected": BAD},
     "OpenAI's": {

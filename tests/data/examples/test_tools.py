@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from expert.data.inspect.audit import SplitReport
+from expert.data.records import Example
 from expert.data.template.templates import LAYOUTS, TemplateError, named_template
 from tests.data.examples.understood import example_in, reason_of
 from tests.data.template.chat_templates import CHATML, as_transformers_does, family, qwen3_source
@@ -171,6 +172,16 @@ SILENT = """\
 {{- '<e>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<h>assistant</h>' }}{% endif %}"""
+
+
+def test_a_conversation_with_tools_of_very_many_turns_is_refused_before_it_is_written(monkeypatch):
+    monkeypatch.setattr("expert.data.template.chat_template.MOST_RENDERED_TURNS", 600)
+    template, made = family(SILENT), example_in(OPENAI)
+    assert template.segments(made)
+    many = Example(made.turns * 20, tools=made.tools)
+    with pytest.raises(TemplateError, match=r"too many turns: .*more than 600  \(divide it into"):
+        template.segments(many)
+    assert named_template("chatml", eos="</s>").segments(many)
 
 
 def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():

@@ -13,11 +13,12 @@ import pytest
 from expert.data.read.rows import read_rows
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from expert.data.records import BadRow, Row
-from tests.data.read.row_files import good, outline, refusal, write_stream, written
+from tests.data.read.row_files import good, outline, refusal, write, write_stream, written, xlsx
 from tests.each import each
 from tests.faults.counting import cases
 
-UTF8 = "; save the file as UTF-8"
+UTF8 = "; save the file as UTF-8, or set training.dataset.encoding"
+WIDE = "1,001 columns, the limit is 1,000"
 DEEP = b"[" * 100_000 + b"]" * 100_000
 FAULTS: dict[str, tuple[bytes, str]] = {
     "invalid_utf8": (b'{"a": "\xff"}', f"invalid UTF-8: byte 0xff at character 8{UTF8}"),
@@ -113,10 +114,13 @@ def test_a_line_of_exactly_the_limit_is_read_and_one_byte_more_is_not(tmp_path):
 CSV_FAULTS: dict[str, tuple[bytes, str]] = {
     "too_many": (b"1,2,3", "too many columns: 3, the header has 2"),
     "too_few": (b"1", "too few columns: 1, the header has 2"),
-    "invalid_utf8": (b"1,\xff", "invalid UTF-8: byte 0xff at character 3; save the file as UTF-8"),
+    "invalid_utf8": (
+        b"1,\xff",
+        f"invalid UTF-8: byte 0xff at character 3{UTF8}",
+    ),
     "invalid_and_short": (
         b"\xff",
-        "invalid UTF-8: byte 0xff at character 1; save the file as UTF-8",
+        f"invalid UTF-8: byte 0xff at character 1{UTF8}",
     ),
     "nul": (b"1,x\0y", "NUL character in 'b'"),
     "after_quote": (b'1,"x"y', "broken CSV: ',' expected after '\"'"),
@@ -178,11 +182,68 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_pat
             b'a,"b\n1,2\n',
             "rows.csv:1: the header: broken CSV: a quoted value is opened and not properly closed",
         ),
+        (",".join(f"c{n}" for n in range(1_001)), f"rows.csv:1: {WIDE}"),
     ],
-    ids=["twice", "nameless", "cr", "utf8", "nul", "quote"],
+    ids=["twice", "nameless", "cr", "utf8", "nul", "quote", "wide"],
 )
 def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
     assert refusal(written(tmp_path, "rows.csv", content)).startswith(text)
+
+
+WESTERN = "".join(f"Straße {n},größer als früher\n" for n in range(9))
+CYRILLIC = "".join(f"улица {n},шире чем раньше\n" for n in range(9))
+
+
+@each(
+    ("content", "encoding", "probable"),
+    [
+        (
+            WESTERN,
+            "cp1252",
+            "it is not UTF-8, probably cp1252  (--set training.dataset.encoding=cp1252)",
+        ),
+        (CYRILLIC, "cp1251", "it is not UTF-8  (--set training.dataset.encoding=NAME)"),
+    ],
+)
+def test_a_file_in_another_encoding_is_refused_once_and_read_when_it_is_named(
+    content, encoding, probable, tmp_path
+):
+    path = written(tmp_path, "rows.csv", ("a,b\n" + content).encode(encoding))
+    assert refusal(path) == f"rows.csv: {probable}"
+    rows = good(path, encoding=encoding)
+    assert [row["b"] for row in rows] == [line.split(",")[1] for line in content.splitlines()]
+    damaged = content.encode().replace(b" ", b"\xff", 18)  # UTF-8, but for a few places
+    found = list(read_rows(written(tmp_path, "damaged.csv", b"a,b\n" + damaged)))
+    assert sum(isinstance(row, BadRow) for row in found) > 5
+
+
+def test_an_encoding_that_nobody_knows_or_that_is_not_used_is_refused(tmp_path):
+    path = written(tmp_path, "rows.csv", "a,b\n1,2\n")
+    assert refusal(path, encoding="cp9") == (
+        "rows.csv: unknown encoding 'cp9'  (write it as Python does, such as cp1252)"
+    )
+    write(tmp_path / "a.parquet", [{"a": "x"}])
+    assert "has no encoding  (remove training.dataset" in refusal(
+        tmp_path / "a.parquet", encoding="cp1252"
+    )
+
+
+def test_a_quote_that_megabytes_do_not_close_ends_the_reading(tmp_path):
+    lines = b'a,b\n1,"2\n' + b"long row,of a file\n" * (MAX_ROW_BYTES // 19 + 2)
+    assert refusal(written(tmp_path, "rows.csv", lines)) == (
+        "rows.csv:2: a quoted value is opened and not closed within 5 MB  (close the quote, or "
+        "remove it)"
+    )
+
+
+@each("name", ["a.parquet", "a.arrow", "a.xlsx", "a.jsonl", "a.json"])
+def test_a_table_of_very_many_columns_is_refused(name, tmp_path):
+    columns = {f"c{n}": "x" for n in range(1_001)}
+    if name.endswith("xlsx"):
+        path = xlsx(tmp_path / name, [list(columns), list(columns.values())])
+    else:
+        write(path := tmp_path / name, [columns])
+    assert WIDE in refusal(path)
 
 
 @each(
@@ -191,7 +252,7 @@ def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
         (
             b"fine\r\nb\xfad\nfine",
             2,
-            "invalid UTF-8: byte 0xfa at character 2; save the file as UTF-8",
+            f"invalid UTF-8: byte 0xfa at character 2{UTF8}",
         ),
         (b"fine\nfine\nx\0", 3, "NUL character in 'text'"),
     ],

@@ -87,6 +87,12 @@ def test_cells_of_a_spreadsheet_are_what_a_person_sees(tmp_path):
 def test_what_is_not_a_spreadsheet_or_cannot_be_read_here_is_refused(tmp_path, monkeypatch):
     path = written(tmp_path, "a.xlsx", b"PK")
     assert "it cannot be read as a spreadsheet" in refusal(path)
+    whole = xlsx(path, SHEET).read_bytes()
+    name = whole.index(b"xl/worksheets/sheet1.xml")
+    damaged = bytearray(whole)
+    damaged[name + 200] ^= 1  # within the sheet: its checksum is wrong
+    for content in (whole[: len(whole) // 2], bytes(damaged)):
+        assert "it cannot be read as a spreadsheet" in refusal(written(tmp_path, "a.xlsx", content))
     twice = xlsx(tmp_path / "b.xlsx", [["a", "a"], ["x", "y"]])
     assert "two columns are named 'a'" in refusal(twice)
     monkeypatch.setitem(sys.modules, "python_calamine", None)

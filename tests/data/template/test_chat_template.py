@@ -156,6 +156,22 @@ def test_a_long_conversation_is_measured_without_rendering_each_of_its_beginning
     assert 0 < len(rendered) < len(turns)
 
 
+def test_a_conversation_of_very_many_turns_is_an_error_of_its_row(monkeypatch):
+    """Where the template changes what is said, so that one rendering does not suffice."""
+    monkeypatch.setattr("expert.data.template.chat_template.MOST_RENDERED_TURNS", 600)
+    template, spoken = ChatTemplate(THINKING, eos="</s>"), "<think>x</think>b"
+    short = tuple(Turn("assistant" if n % 2 else "user", spoken) for n in range(10))
+    rendered = []
+    render = template._sandbox.render
+    template._sandbox.render = lambda *args, **more: rendered.append(1) or render(*args, **more)
+    for _ in range(5):  # of each row anew
+        assert template.segments(Example(short))
+    rendered.clear()
+    with pytest.raises(TemplateError, match=r"too many turns: .*more than 600  \(divide it into"):
+        template.segments(Example(short * 6))
+    assert len(rendered) < 30
+
+
 @each(
     ("source", "turns", "words"),
     [

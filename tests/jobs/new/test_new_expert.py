@@ -334,20 +334,68 @@ def test_the_length_is_the_smallest_usual_one_that_cuts_nearly_nothing(words, le
     made = new_expert("mine", data=file, into=tmp_path)
     assert made.length.length == length
     assert read_manifest(made.manifest).manifest.training.config.max_seq_length == length
-    assert (made.length.cut, made.length.warning) == (0, "")
+    assert made.length.warning == ""
     assert "60 rows tokenised, the longest " in made.length.because
 
 
 def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
-    rows = [{"instruction": "word " * 1500, "output": "a"} for _ in range(20)]
+    rows = [{"instruction": "word " * (1500 if n < 8 else 1), "output": "a"} for n in range(20)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert made.length.length == 1024
     assert made.length.warning == (
-        "100.0% of the rows are longer and are cut: the model sees 1,024 tokens"
+        "40.0% of the rows are longer and are cut: the model sees 1,024 tokens"
     )
     wider = new_expert("wide", data=tmp_path / "rows.jsonl", into=tmp_path, model="Qwen/Qwen3-0.6B")
     assert wider.length.length == 4096
     assert "estimated" in wider.length.because  # its tokenizer is on the hub
+
+
+def test_rows_that_are_mostly_cut_or_unusable_make_no_expert(tmp_path):
+    long = [{"instruction": "word " * 10_000, "output": "a"} for _ in range(3)]
+    file = write_rows(tmp_path / "long.jsonl", long)
+    with pytest.raises(CannotCreate, match=r"sees 1,024 tokens  \(divide the rows, or .* --model"):
+        new_expert("mine", data=file, into=tmp_path)
+    # Longer than is usual, rather than cutting most of them.
+    wide = new_expert("wide", data=file, into=tmp_path, model="Qwen/Qwen3-0.6B")
+    assert (wide.length.length, wide.length.warning) == (32_768, "")
+    rows = [{"prompt": "a", "completion": "" if n % 5 else "b"} for n in range(50)]
+    file = write_rows(tmp_path / "empty.jsonl", rows)
+    said = (
+        r"--from .*empty.jsonl: 40 of the first 50 rows cannot be used: .*:2: column 'completion'"
+    )
+    with pytest.raises(CannotCreate, match=said):
+        new_expert("mine", data=file, into=tmp_path)
+    # Rows behind the first ones.
+    file = write_rows(tmp_path / "later.jsonl", [rows[0]] * 60 + [rows[1]] * 300)
+    said = r"later.jsonl: only 60 of 360 rows can be trained on: .*later.jsonl:61: column"
+    with pytest.raises(CannotCreate, match=said) as caught:
+        new_expert("mine", data=file, into=tmp_path)
+    assert str(tmp_path / "mine") not in str(caught.value)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_rows_in_another_encoding_are_read_as_it_is_named(tmp_path):
+    from expert.jobs.datasets.check import check_dataset
+
+    lines = "".join(f"frage {n},grün\n" for n in range(20))
+    (tmp_path / "rows.csv").write_bytes(f"question,answer\n{lines}".encode("cp1252"))
+    said = r"rows.csv: it is not UTF-8, probably cp1252  \(--encoding cp1252\)$"
+    with pytest.raises(CannotCreate, match=said):
+        new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path)
+    made = new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path, encoding="cp1252")
+    assert made.warnings == ()
+    assert read_manifest(made.manifest).manifest.training.dataset.encoding == "cp1252"
+    assert check_dataset(made.manifest).problems == []
+    assert plan(made.manifest).length.rows == 18
+    with pytest.raises(CannotCreate, match="and --encoding are about rows"):
+        new_expert("other", into=tmp_path, encoding="cp1252")
+
+
+def test_the_template_and_the_headings_it_inserts_are_named(tmp_path):
+    rows = [{"instruction": f"Say {n}.", "context": "A town.", "output": "b"} for n in range(4)]
+    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
+    expected = 'prompt template: that of the tokenizer; put before the column context: "Context:"'
+    assert expected in made.notes
 
 
 def test_rows_of_a_json_file_are_measured_too_and_text_is_split(tmp_path):

@@ -77,7 +77,8 @@ def _cached(
     for path in source.files:
         status = path.stat()
         stamps.append([str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino])
-    read_as = [FORMAT, how, stamps, source.format, source.max_chars, source.max_samples]
+    options = [source.format, source.max_chars, source.max_samples, source.encoding]
+    read_as = [FORMAT, how, stamps, *options]
     state = hashlib.sha256(json.dumps(read_as).encode("utf-8")).hexdigest()
 
     def stored() -> dict[str, Any]:

@@ -82,6 +82,7 @@ _PAIRS = (
     ("chosen", "rejected"),
     ("preferred_output", "non_preferred_output"),
     ("chosen_response", "rejected_response"),
+    ("chosen_messages", "rejected_messages"),
 )
 _MAPPING = "training.dataset.field_mapping"
 _PREFERRED_KEY = f"training.dataset.preference_rows: {PREFERRED}"

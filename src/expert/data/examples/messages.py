@@ -36,6 +36,7 @@ UNSUPPORTED_FIELDS = frozenset(
 _TEXT_FIELDS = ("text", "value", "content")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 """Types of parts that are text, in both formats of OpenAI; None: a part without a type."""
+_REASONING_PARTS = ("reasoning", "thinking")
 _CONTENT_FIELDS = frozenset({"content", "value", "tool_calls", "function_call"})
 
 
@@ -136,8 +137,10 @@ def _turn(message: Any, where: str) -> Turn:
         if not extra:
             raise RowError(f"{where}: no content; its fields: {', '.join(message)}")
         content = ""
+    thoughts, content = _without_reasoning(content, where)
     text = content if type(content) is str else _joined(content, where)
-    text = _with_reasoning(message, text, role, where)
+    thoughts += [message[name] for name in REASONING_FIELDS if message.get(name)]
+    text = _with_reasoning(thoughts, text, role, where)
     return Turn(role, text, _is_trained(message, role, where), extra)
 
 
@@ -178,9 +181,23 @@ def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     return role != "assistant" or all(flags.values())
 
 
-def _with_reasoning(message: Mapping[str, Any], text: str, role: Role, where: str) -> str:
+def _without_reasoning(content: Any, where: str) -> tuple[list[Any], Any]:
+    """The reasoning in the first parts of a content list, and the parts after it."""
+    if not isinstance(content, list | tuple):
+        return [], content
+    kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
+    first = next((at for at, kind in enumerate(kinds) if kind not in _REASONING_PARTS), len(kinds))
+    if late := [kind for kind in kinds[first:] if kind in _REASONING_PARTS]:
+        raise RowError(f"{where}: a part of type {late[0]!r} after the text of the answer")
+    found = [part.get(part["type"]) or part.get("text") for part in content[:first]]
+    if not all(isinstance(text, str | None) for text in found):
+        raise RowError(f"{where}: a part of type {kinds[0]!r} without text")
+    said = "\n\n".join(filter(None, found))
+    return [said] if said else [], content[first:]
+
+
+def _with_reasoning(thoughts: Sequence[Any], text: str, role: Role, where: str) -> str:
     """The answer preceded by its reasoning, as in Qwen3's template."""
-    thoughts = [message[name] for name in REASONING_FIELDS if message.get(name)]
     if not thoughts:
         return text
     if role != "assistant" or len(thoughts) > 1 or not isinstance(thoughts[0], str):

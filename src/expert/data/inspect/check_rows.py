@@ -34,7 +34,6 @@ from expert.data.pipeline import (
     source_column_remarks,
 )
 from expert.data.read.folders import unread_files
-from expert.data.read.rows import unusual_separator
 from expert.data.read.sources import Source
 from expert.data.records import BadRow, Dropped, Example, Row
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
@@ -216,9 +215,6 @@ class _Checker:
     def _note(self, split: str, source: Source, reading: RowReader) -> None:
         """Note which columns, message fields and files of a folder are used and which are not."""
         notes = []
-        for file in source.files if source.kind == "files" else ():
-            if separator := unusual_separator(file, source.format):
-                notes.append(f"{file.name}: columns are separated by {separator}")
         columns, seen = reading.columns, reading.seen
         if columns is not None and seen is not None:
             doubts = source_column_remarks(self.line, source, columns, seen)

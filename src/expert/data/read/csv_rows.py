@@ -11,17 +11,19 @@ from collections.abc import Iterator, Sequence
 from expert.data.read.row_text import fault_in, undecodable
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
+    WIDE_FIX,
     Overlong,
     bad_row,
     data_error,
     numbered_lines,
     too_long,
+    too_wide,
 )
 from expert.data.records import BadRow, Row
 
 SAMPLE_BYTES = 2**16
 """Bytes at the beginning of a file used to detect the separator."""
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+SEPARATORS = (",", ";", "\t", "|")
 
 
 def separator_of(stream: io.BufferedReader) -> str:
@@ -82,6 +84,10 @@ class _Lines:
         if isinstance(line, Overlong):
             return bad_row(file, number, too_long(line.size), line.head)
         reason = f"broken CSV: {str(error).partition(' - ')[0]}"
+        if len(self.record) > 1 and self._size > MAX_ROW_BYTES + 2:
+            # The rows after it may be part of the value or not: nobody can tell.
+            what = f"a quoted value is opened and not closed within {MAX_ROW_BYTES / 1e6:g} MB"
+            raise data_error(f"{file}:{number}", what, "close the quote, or remove it")
         if len(self.record) > 1 or "end of data" in reason:
             reason = "broken CSV: a quoted value is opened and not properly closed"
         return bad_row(file, number, undecodable(line) or reason, line)
@@ -125,6 +131,8 @@ def read_csv(
 
 
 def _check_header(header: Sequence[str], raw: str, where: str) -> None:
+    if fault := too_wide(len(header)):
+        raise data_error(where, fault, WIDE_FIX)
     if fault := undecodable(raw) or fault_in(dict.fromkeys(header)):
         raise data_error(where, f"the header: {fault}", "fix the first line")
     doubled = next((name for name in header if header.count(name) > 1), None)

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from expert.data.read.streams import bad_row
-from expert.data.records import BadRow, Row, RowError
+from expert.data.read.streams import WIDE_FIX, bad_row, data_error, too_wide
+from expert.data.records import BadRow, Row, RowError, place_of
 
 # Escapes that may be a NUL or half of a surrogate pair.
 _SUSPECT = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+INVALID_UTF8 = "invalid UTF-8"
 _SPACE = " \t\r\n"
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _KINDS = {list: "an array", str: "a text", bool: "true or false", type(None): "null"}
@@ -37,8 +39,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; duplicate keys are refused, since it is unclear which value was meant."""
     values = dict(pairs)
     if len(values) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        times = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in times.items() if count > 1)
         raise RowError(f"the key {twice[:100]!r} occurs more than once")
     return values
 
@@ -82,6 +84,8 @@ def row_of(values: Any, text: str, file: str, line: int) -> Row | BadRow:
     fault: str | None = None
     if type(values) is not dict:
         fault = f"the row is {_KINDS.get(type(values), 'a number')}, not a JSON object"
+    elif wide := too_wide(len(values)):  # at the first: all others would be decoded as well
+        raise data_error(place_of(file, line), wide, WIDE_FIX)
     # Only escapes can bring a NUL or a lone surrogate past the decoder.
     elif "\\u" in text and _SUSPECT.search(text):
         fault = fault_in(values)
@@ -125,4 +129,5 @@ def undecodable(text: str) -> str | None:
     if text.isascii() or not (match := _ESCAPED_BYTE.search(text)):
         return None
     byte, place = ord(match.group()) - 0xDC00, match.start() + 1
-    return f"invalid UTF-8: byte 0x{byte:02x} at character {place}; save the file as UTF-8"
+    where = f"byte 0x{byte:02x} at character {place}"
+    return f"{INVALID_UTF8}: {where}; save the file as UTF-8, or set training.dataset.encoding"

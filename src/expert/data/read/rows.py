@@ -12,16 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from expert.core.files import NotRegular
-from expert.data.read.csv_rows import SEPARATORS, read_csv, separator_of
+from expert.data.read.csv_rows import read_csv
 from expert.data.read.json_rows import is_array, read_json, read_jsonl
-from expert.data.read.row_text import fault_in, undecodable
-from expert.data.read.streams import bad_row, data_error, open_text
+from expert.data.read.row_text import INVALID_UTF8, fault_in, undecodable
+from expert.data.read.streams import bad_row, data_error, open_text, refuse_other_encoding
 from expert.data.records import BadRow, Row
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS, MARKDOWN
 
 FORMATS = tuple(ENDINGS)
 _SUFFIXES = {ending: name for name, endings in ENDINGS.items() for ending in endings}
 _OTHER_NAMES = {"text": "txt", "ndjson": "jsonl", **dict.fromkeys(("xlsx", "xls", "ods"), "excel")}
+_SINGLE_FAULTS = 4
+"""Rows with invalid UTF-8 that are taken for damage; with more, the file is looked at."""
 _FILE_ERRORS: dict[type, tuple[str, str]] = {
     FileNotFoundError: (
         "there is no such file",
@@ -38,11 +40,15 @@ def read_rows(
     format: str | None = None,
     max_chars: int | None = None,
     max_unpacked: int | None = None,
+    encoding: str | None = None,
 ) -> Iterator[Row | BadRow]:
     """The rows of a file. `format` overrides the suffix, `max_chars` truncates plain text,
-    `max_unpacked` limits a compressed file."""
-    kind = file_format(path, format)
+    `max_unpacked` limits a compressed file; `encoding` is that of text, if not UTF-8."""
+    kind, undecodable_rows = file_format(path, format), 0
     with _file_errors(path):
+        if encoding and kind in ("parquet", "arrow", "excel"):
+            what = f"a file of the format {kind} has no encoding"
+            raise data_error(str(path), what, "remove training.dataset.encoding")
         if kind in ("parquet", "arrow"):
             from expert.data.read.arrow_rows import read_arrow, read_parquet
 
@@ -53,15 +59,21 @@ def read_rows(
 
             yield from read_excel(path, max_unpacked)
             return
-        with open_text(path, max_unpacked) as stream:
+        with open_text(path, max_unpacked, encoding) as stream:
             if kind == "jsonl" and not is_array(stream):
-                yield from read_jsonl(stream, str(path))
+                rows = read_jsonl(stream, str(path))
             elif kind in ("json", "jsonl"):
-                yield from read_json(stream, str(path))
+                rows = read_json(stream, str(path))
             elif kind == "txt":
-                yield from _read_text(stream, str(path), max_chars)
+                rows = _read_text(stream, str(path), max_chars)
             else:
-                yield from read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
+                rows = read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
+            for row in rows:
+                if isinstance(row, BadRow) and row.reason.startswith(INVALID_UTF8):
+                    undecodable_rows += 1
+                    if undecodable_rows == _SINGLE_FAULTS + 1:
+                        refuse_other_encoding(path, max_unpacked)
+                yield row
 
 
 def rows_of_lines(lines: bytes, path: Path, *, format: str | None) -> Iterator[Row | BadRow]:
@@ -88,15 +100,6 @@ def _file_errors(path: Path) -> Iterator[None]:
             what = f"it cannot be unpacked: {error}"
             fix = "the file is cut off or damaged; copy or download it again"
         raise data_error(str(path), what, fix) from error
-
-
-def unusual_separator(path: Path, format: str | None) -> str:
-    """The column separator of a CSV file in words; "" for commas and other formats."""
-    if file_format(path, format) != "csv":
-        return ""
-    with _file_errors(path), open_text(path) as stream:
-        separator = separator_of(stream)
-    return "" if separator == "," else SEPARATORS[separator]
 
 
 def suffix_format(path: Path) -> str | None:

@@ -46,6 +46,8 @@ class Source:
     """Use only this many characters of plain text."""
     max_samples: int | None = None
     """Use only this many rows."""
+    encoding: str | None = None
+    """Of text that is not UTF-8."""
     max_unpacked: int | None = None
     """Bytes that a compressed file may unpack to; None: depends on its size."""
 
@@ -165,6 +167,7 @@ def _every_row(source: Source) -> Iterator[Row | BadRow]:
             format=source.format,
             max_chars=most,
             max_unpacked=source.max_unpacked,
+            encoding=source.encoding,
         ):
             if is_text and left is not None and isinstance(row, Row):
                 left -= len(row.values["text"])
@@ -196,6 +199,8 @@ def content_hash(source: Source) -> str:
         whole.update(python_stdlib_text(source.max_chars).encode())
         return whole.hexdigest()
     whole.update(f"max_chars {source.max_chars}\n".encode())
+    if source.encoding:
+        whole.update(f"encoding {source.encoding}\n".encode())
     for path in _files_of(source):
         try:
             digest = sha256_of(path)
@@ -224,7 +229,14 @@ class _Finder:
         if path in CORPORA:
             user_file = user_shakespeare(self._folder) if path == "shakespeare" else None
             files = (user_file,) if user_file else ()
-            return Source(path, "corpus", files, "txt", max_chars=self._spec.max_chars)
+            return Source(
+                path,
+                "corpus",
+                files,
+                "txt",
+                max_chars=self._spec.max_chars,
+                encoding=self._spec.encoding,
+            )
         local = local_path(path, self._folder)
         _, *parts = path.split("::")
         if local.is_dir():
@@ -257,6 +269,7 @@ class _Finder:
             *(name, "files", tuple(files), self._format),
             max_chars=spec.max_chars,
             max_samples=spec.max_samples,
+            encoding=spec.encoding,
             max_unpacked=spec.most_unpacked,
         )
 
@@ -266,6 +279,9 @@ class _Finder:
 
     def _on_hub(self, path: str) -> Source:
         name, *parts = path.split("::")
+        if self._spec.encoding:
+            what = "rows of the hub have no encoding"
+            raise data_error(path, what, "remove training.dataset.encoding")
         if len(parts) > 2:
             raise data_error(path, "too many '::'", "write id::split or id::split::configuration")
         split, config = [*parts, "", ""][:2]

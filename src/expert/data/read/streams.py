@@ -6,6 +6,7 @@ import codecs
 import gzip
 import io
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ from expert.manifest.schema.file_formats import COMPRESSED
 
 MAX_ROW_BYTES = 5_000_000
 """Longest row that is read; a longer one is a bad row and is never held in memory."""
+MAX_COLUMNS = 1_000
+"""Most columns of a row. More of them are no text to train on, and take minutes to look at."""
+WIDE_FIX = "leave out those that are not trained on"
 RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
 MOST_UNPACKED = 2**24
@@ -37,6 +41,8 @@ _WIDE_BOMS = {
 }
 _OTHER_CONTENT = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet"}
 _MARK_BYTES = 4
+_INVALID = re.compile("[\udc80-\udcff]")
+_NOT_ASCII = re.compile(rb"[\x80-\xff]+")
 _BUFFER_BYTES = 2**18
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -119,12 +125,15 @@ class _Unpacked(io.RawIOBase):
 
 
 @contextmanager
-def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader]:
+def open_text(
+    path: Path, most: int | None = None, encoding: str | None = None
+) -> Iterator[io.BufferedReader]:
     """The text of a file as UTF-8 without byte-order mark, converted from the encoding that the
-    mark names; refuses binary data. `most`: as for `open_bytes`."""
+    mark or `encoding` names; refuses binary data. `most`: as for `open_bytes`."""
     with open_bytes(path, most) as stream:
         start = stream.peek(_MARK_BYTES)[:_MARK_BYTES]
-        wide = next((name for mark, name in _WIDE_BOMS.items() if start.startswith(mark)), None)
+        marked = (name for mark, name in _WIDE_BOMS.items() if start.startswith(mark))
+        wide = next(marked, encoding)
         if wide is not None:
             with _as_utf8(stream, wide, str(path)) as converted:
                 yield converted
@@ -144,8 +153,13 @@ def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader
 @contextmanager
 def _as_utf8(stream: io.BufferedReader, encoding: str, file: str) -> Iterator[Any]:
     """The text of another Unicode encoding, converted into a temporary file."""
+    try:
+        text = io.TextIOWrapper(stream, encoding=encoding, newline="")
+    except LookupError:
+        what, fix = f"unknown encoding {encoding!r}", "write it as Python does, such as cp1252"
+        raise data_error(file, what, fix) from None
     with (
-        io.TextIOWrapper(stream, encoding=encoding, newline="") as text,
+        text,
         tempfile.TemporaryFile() as converted,
     ):
         try:
@@ -156,6 +170,21 @@ def _as_utf8(stream: io.BufferedReader, encoding: str, file: str) -> Iterator[An
             raise data_error(file, what, "save it as UTF-8") from None
         converted.seek(0)
         yield converted
+
+
+def refuse_other_encoding(path: Path, most: int | None) -> None:
+    """DataError if the text of a file is not UTF-8, rather than damaged in a few places."""
+    with open_bytes(path, most) as stream:
+        start = stream.read(2**20)
+    text = start.decode("utf-8", "surrogateescape")
+    invalid = len(_INVALID.findall(text))
+    if sum(not each.isascii() for each in text) <= 2 * invalid:
+        # In Western text few such letters stand side by side; in Chinese and Russian most do.
+        lengths = [len(letters) for letters in _NOT_ASCII.findall(start)]
+        western = sum(length <= 2 for length in lengths) > len(lengths) / 2
+        what = "it is not UTF-8" + (", probably cp1252" if western else "")
+        fix = f"--set training.dataset.encoding={'cp1252' if western else 'NAME'}"
+        raise data_error(str(path), what, fix)
 
 
 @contextmanager
@@ -200,6 +229,13 @@ def bad_row(file: str, line: int, reason: str, raw: str = "") -> BadRow:
     """A bad row with only the beginning of its content, as valid text."""
     start = raw[:RAW_CHARACTERS].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return BadRow(file, line, reason, start.rstrip("\r\n"))
+
+
+def too_wide(columns: int) -> str | None:
+    """Why a row with so many columns is unusable; None if it is not."""
+    if columns <= MAX_COLUMNS:
+        return None
+    return f"{columns:,} columns, the limit is {MAX_COLUMNS:,}"
 
 
 def too_long(size: int) -> str:

@@ -35,6 +35,9 @@ _SLOT = re.compile(f"{_SLOT_START}([0-9]+){_SLOT_END}")
 _Parts = tuple[str | int, ...]
 """Text, and the numbers of the turns in between."""
 _SHOWN_CHARACTERS = 40
+MOST_RENDERED_TURNS = 100_000
+"""Turns rendered for one conversation, over all its beginnings: a few seconds. Counted rather than
+timed, so that the same rows are refused on every machine."""
 
 
 def placeholder(place: int) -> str:
@@ -82,6 +85,8 @@ class ChatTemplate(Template):
     name = "tokenizer"
     measured_turns = 8
     """Answers further on are measured like the one before them."""
+    _turns_left = MOST_RENDERED_TURNS
+    """How many more turns may be rendered for this conversation."""
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self._source, self._bos, self._eos = source, bos, eos
@@ -120,6 +125,7 @@ class ChatTemplate(Template):
         return fingerprint_of("chat", self._source, self._bos, self._eos, "{}", today)
 
     def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
+        self._turns_left = MOST_RENDERED_TURNS
         if not example.turns:
             segments = plain_segments(example.text, eos=self._eos, bos=self._plain_bos)
             return train_on_whole_text(segments) if learn_prompt else segments
@@ -138,6 +144,7 @@ class ChatTemplate(Template):
         return with_trained_answers(segments, turns, learn_prompt=learn_prompt)
 
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
+        self._turns_left = MOST_RENDERED_TURNS
         check_prompt_turns(turns)
         turns = self._folded(turns)
         if has_tools(Example(tuple(turns), tools=tools)):
@@ -160,12 +167,27 @@ class ChatTemplate(Template):
         return text + self._finish if turns[-1].role == "assistant" else text
 
     def _render(self, turns: Sequence[Turn], *, generate: bool = False, tools: str = "") -> str:
+        self._require(len(turns))
+        self._turns_left -= len(turns)
         messages = [
             {"role": turn.role, "content": turn.text, **json.loads(turn.extra or "{}")}
             for turn in turns
         ]
         variables = {**self._variables, "tools": json.loads(tools)} if tools else self._variables
         return self._sandbox.render(messages, add_generation_prompt=generate, **variables)
+
+    def _require(self, turns: int) -> None:
+        """TemplateError if rendering so many more turns takes too long."""
+        if turns > self._turns_left:
+            raise TemplateError(
+                "the conversation has too many turns: to find its answers, the tokenizer's chat "
+                f"template would write more than {MOST_RENDERED_TURNS:,}  (divide it into shorter "
+                "conversations, or set base_models[0].prompt_template: chatml)"
+            )
+
+    def _require_beginnings(self, turns: Sequence[Turn]) -> None:
+        """The same for the beginnings of a conversation up to each of its answers."""
+        self._require(sum(place for place, turn in enumerate(turns) if turn.role == "assistant"))
 
     def _folded(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """The turns; without a system turn in the template, its text goes into the first user
@@ -269,6 +291,8 @@ class ChatTemplate(Template):
 
     def _found(self, turns: Sequence[Turn], text: str, shape: _Shape) -> list[Segment]:
         """The segments of a text in which the template changed some turn."""
+        if any(answer.opened for answer in shape.answers.values()):
+            self._require_beginnings(turns)
         spans: list[tuple[int, int]] = []
         for place, answer in shape.answers.items():
             done = spans[-1][1] if spans else 0
@@ -306,6 +330,7 @@ class ChatTemplate(Template):
     def _tool_segments(self, turns: Sequence[Turn], tools: str, end: str) -> list[Segment]:
         """The text in segments that are trained on or not: an answer is what a text with it has
         beyond one that asks for it. `end`: what ends an answer followed by another turn."""
+        self._require_beginnings(turns)
         text = self._finished(turns, tools)
         self._refuse_missing_parts(turns, tools, text)
         spans: list[tuple[int, int]] = []

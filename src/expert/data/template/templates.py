@@ -111,7 +111,8 @@ LAYOUTS = {
     ),
 }
 
-_INPUT_LABEL = re.compile(r"\n\n(Schema|Context|Input):\n")
+INPUT_LABEL = re.compile(r"\n\n(Schema|Context|Input):\n")
+"""What stands before the input of a request."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class NamedTemplate(Template):
             return "" if layout.system_in_user else _between(layout.system, turn.text)
         text = turn.text
         if self.name == "alpaca":  # the input has its own heading, like the request
-            text = _INPUT_LABEL.sub(r"\n\n### \1:\n", text, count=1)
+            text = INPUT_LABEL.sub(r"\n\n### \1:\n", text, count=1)
         if layout.system_in_user and place == 1 and turns[0].role == "system":
             text = _between(layout.system, turns[0].text) + text
         written = _between(layout.user, text)

@@ -24,7 +24,7 @@ from expert.manifest.schema.file_formats import WITHOUT_ROWS
 from expert.manifest.text.document import is_other_tools_file
 from expert.planning.models.resolve import hf_cache_folder
 from expert.planning.plan import folder_name
-from expert.planning.survey import local_path
+from expert.planning.survey import cache_folder, local_path
 
 Kind = Literal["hub cache", "datasets cache", "file", "saved", "tokenised", "prepared"]
 _PATH_KEYS = ("path", "validation_path", "test_path")
@@ -85,7 +85,7 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
             keys |= {f"tasks.{name}.{key}": getattr(task, key) for key in _TASK_KEYS}
         paths = {f"training.dataset.{key}": value for key, value in keys.items() if value}
         own = training.config.pretokenized_cache
-        if own and is_token_folder(local_path(own, read.folder)):
+        if own and is_token_folder(cache_folder(own, read.folder)[0]):
             paths["training.config.pretokenized_cache"] = own
         automatic = read.folder / "datasets_optimized" / folder_name(read.manifest.name)
         cache = read.folder / own if own else automatic

@@ -18,6 +18,7 @@ from expert.core.text import counted, some_of
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import (
     PREFERRED,
+    Columns,
     detect_columns,
     part_for_column,
 )
@@ -25,8 +26,9 @@ from expert.data.examples.formats import example_of
 from expert.data.examples.tools import has_tools
 from expert.data.read.folders import files_by_split, saved_splits, unread_files
 from expert.data.read.sources import Source, iterate, resolve_sources
-from expert.data.records import BadRow, DataError, Dropped, Example, Row
-from expert.jobs.new.row_lengths import LengthChoice, choose_length
+from expert.data.records import BadRow, DataError, Example, Row
+from expert.data.template.templates import INPUT_LABEL
+from expert.jobs.new.row_lengths import MOST_LOST, LengthChoice, choose_length
 from expert.jobs.new.starters import (
     STARTERS,
     NewBaseModel,
@@ -59,6 +61,9 @@ SAMPLED_ROWS = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTIONS = {
     r"training\.dataset\.json_values: true": "--json-values",
+    r"--set training\.dataset\.encoding=": "--encoding ",
+    r"set training\.dataset\.encoding": "name its --encoding",
+    r"remove training\.dataset\.encoding": "leave out --encoding",
     r"training\.dataset\.field_mapping\.messages: (.+) reads": r"--map messages=\1 reads",
     r"training\.dataset\.field_mapping\.(\w+)": r"--map \1=COLUMN",
     r"training\.dataset\.field_mapping": "--map PART=COLUMN",
@@ -96,6 +101,8 @@ class NewExpert:
     """False if the rows are plain text: a model trained on it continues text."""
     calls: bool = False
     """Whether rows have tools."""
+    headings: str = ""
+    """The headings that are put before the input, in words."""
     length: LengthChoice | None = None
     """max_seq_length and why; None for a template's rows, which are to be replaced."""
     notes: tuple[str, ...] = ()
@@ -112,6 +119,7 @@ def new_expert(
     mapping: Sequence[str] = (),
     preferred: bool = False,
     json_values: bool = False,
+    encoding: str | None = None,
     model: str = TINY,
 ) -> NewExpert:
     """Create a folder that `expert manifest check` and `expert plan` accept; nothing is replaced.
@@ -132,7 +140,13 @@ def new_expert(
     if model.endswith(".gguf"):
         model = str(base_from_gguf(Path(model)))
     base = _base(model, folder)
-    asked = _dataset_keys(data, mapping, preferred=preferred, json_values=json_values)
+    rows_kept = PREFERRED if preferred else None
+    asked: dict[str, Any] = {"field_mapping": _mapped(mapping), "preference_rows": rows_kept}
+    asked |= {"json_values": json_values, "encoding": encoding}
+    asked = {key: value for key, value in asked.items() if value}
+    if asked and data is None:
+        options = "--map, --preferred, --json-values and --encoding"
+        raise CannotCreate(f"{options} are about rows  (name a file with --from)")
     made = NewExpert(
         folder=folder, manifest=folder / "manifest.json", data=Path(), template="", model=base.name
     )
@@ -151,7 +165,9 @@ def new_expert(
             write_text_atomically(rows, "".join(lines))
         elif not on_hub:
             _copy_rows(data, rows, folder)
-        epochs = EPOCHS_FOR_FEW_ROWS if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
+        epochs = (
+            EPOCHS_FOR_FEW_ROWS if len(_first_rows(rows, encoding, FEW_ROWS)) < FEW_ROWS else EPOCHS
+        )
 
         def write(base: NewBaseModel) -> None:
             """Write the manifest for a base model; it must read without complaints."""
@@ -164,8 +180,14 @@ def new_expert(
             read_manifest(made.manifest, strict=True)
 
         write(base)
-        length = _length(made.manifest) if data is not None else None
-        if length is not None:
+        length: LengthChoice | None = None
+        if data is not None:
+            opened = open_run(made.manifest, data="unread")
+            shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), folder).shape
+            try:
+                length = choose_length(opened, shape.context if shape else None)
+            except DataError as error:
+                raise _unusable(data, str(error).replace(str(rows), str(data))) from None
             write(replace(base, length=length.length))
         readme = readme_of(folder.name, kind, path, made.has_answers, base.name, on_hub=on_hub)
         write_text_atomically(folder / "README.md", readme)
@@ -173,6 +195,8 @@ def new_expert(
     notes = [*made.notes, f"base model {base.name}: {base.start.because}"]
     warnings = made.warnings
     if length is not None:
+        name = "that of the tokenizer" if length.template == "tokenizer" else length.template
+        notes.append(f"prompt template: {name}{made.headings}")
         notes.append(f"max_seq_length {length.length}: {length.because}")
         warnings += (length.warning,) if length.warning else ()
     return replace(
@@ -227,17 +251,8 @@ def _base(name: str, folder: Path) -> NewBaseModel:
     return NewBaseModel(name, starting_point(name, found.shape))
 
 
-def _length(manifest: Path) -> LengthChoice | None:
-    """The max_seq_length for the rows of a new manifest; None if none of them can be used."""
-    opened = open_run(manifest, data="unread")
-    shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), manifest.parent).shape
-    return choose_length(opened, shape.context if shape else None)
-
-
-def _dataset_keys(
-    data: Path | None, mapping: Sequence[str], *, preferred: bool, json_values: bool
-) -> dict[str, Any]:
-    """The options about the rows, as keys of training.dataset."""
+def _mapped(mapping: Sequence[str]) -> dict[str, str]:
+    """The columns that --map names, by part."""
     mapped: dict[str, str] = {}
     for pair in mapping:
         name, sign, column = pair.partition("=")
@@ -248,15 +263,7 @@ def _dataset_keys(
         if mapped.get(part, column) != column:
             raise CannotCreate(f"--map {pair}: {part} is mapped to {mapped[part]} already")
         mapped[part] = column
-    given: dict[str, dict[str, Any]] = {
-        "--map": {"field_mapping": mapped} if mapped else {},
-        "--preferred": {"preference_rows": PREFERRED} if preferred else {},
-        "--json-values": {"json_values": True} if json_values else {},
-    }
-    option = next((option for option, keys in given.items() if keys), None)
-    if option and data is None:
-        raise CannotCreate(f"{option}: only with --from  (name a file with --from)")
-    return {key: value for keys in given.values() for key, value in keys.items()}
+    return mapped
 
 
 # --- a file of rows ------------------------------------------------------------------------------
@@ -266,7 +273,8 @@ def _examine_rows(
     data: Path, asked: Mapping[str, Any], made: NewExpert
 ) -> tuple[NewExpert, list[Example]]:
     """What the rows of a file hold, and the first examples; CannotCreate if they cannot be used."""
-    found = _first_rows(data)
+    encoding = asked.get("encoding")
+    found = _first_rows(data, encoding)
     no_row = "no row" if len(found) < SAMPLED_ROWS else f"none of the first {SAMPLED_ROWS} rows"
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
@@ -274,7 +282,7 @@ def _examine_rows(
         if found and isinstance(found[0], BadRow):
             why = str(found[0])
         raise CannotCreate(f"--from {data}: {no_row} can be read: {why}")
-    seen = survey_rows(iterate(_source(data)))
+    seen = survey_rows(iterate(_source(data, encoding)))
     try:
         columns = detect_columns(seen, DatasetSpec(**asked))
     except DataError as error:
@@ -283,36 +291,43 @@ def _examine_rows(
         raise CannotCreate(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
+    bad = [each for each in (*read, *found) if isinstance(each, BadRow)]
     if not examples:
-        bad = next((each for each in read if isinstance(each, BadRow)), None)
-        why = str(bad) if bad is not None else "none is preferred"
+        why = str(bad[0]) if bad else "none is preferred"
         raise _unusable(data, f"{no_row} can be trained on: {why}")
-    bad_rows = len(found) - sum(isinstance(each, Example | Dropped) for each in read)
+    unusable = f"{len(bad)} of the first {counted(len(found), 'row')} cannot be used"
+    if len(bad) > MOST_LOST * len(found):
+        raise _unusable(data, f"{unusable}: {bad[0]}")
     warnings = [columns.unused_warning(seen)]
-    if bad_rows:
-        warnings.append(
-            f"{bad_rows} of the first {counted(len(found), 'row')} cannot be used; fix them before "
-            "training: expert dataset check lists them"
-        )
+    if bad:
+        warnings.append(f"{unusable}; fix them before training: expert dataset check lists them")
     made = replace(
         made,
         columns=columns.used(),
         unused=columns.unused(seen),
         has_answers=any(one.turns for one in examples),
         calls=any(map(has_tools, examples)),
+        headings=_headings(columns, examples),
         notes=tuple(_notes_on_files(data) if data.is_dir() else ()),
         warnings=tuple(filter(None, warnings)),
     )
     return made, examples
 
 
-def _first_rows(data: Path, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
+def _headings(columns: Columns, examples: Sequence[Example]) -> str:
+    """The headings that are put before the column of the input, in words."""
+    said = "".join(turn.text for one in examples for turn in one.turns if turn.role == "user")
+    put = sorted({f'"{name}:"' for name in INPUT_LABEL.findall(said)}) if columns.input else []
+    return f"; put before the column {columns.input}: {', '.join(put)}" if put else ""
+
+
+def _first_rows(data: Path, encoding: str | None, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
     """The first rows of a file or folder; CannotCreate if it cannot be read."""
     if not data.exists() and not _is_on_hub(data):
         hub = "a dataset of the Hub is written owner/name"
         raise CannotCreate(f"--from {data}: there is no such file  ({hub})")
     try:
-        return list(islice(iterate(_source(data)), most))
+        return list(islice(iterate(_source(data, encoding)), most))
     except DataError as error:
         raise _unusable(data, str(error)) from None
 
@@ -343,9 +358,9 @@ def _is_on_hub(data: Path) -> bool:
     return not data.exists() and not looks_local(data.as_posix(), Path())
 
 
-def _source(data: Path) -> Source:
+def _source(data: Path, encoding: str | None) -> Source:
     path = data.as_posix() if _is_on_hub(data) else str(data.absolute())
-    source = resolve_sources(DatasetSpec(path=path), Path()).train
+    source = resolve_sources(DatasetSpec(path=path, encoding=encoding), Path()).train
     assert source is not None
     return source
 

@@ -13,7 +13,7 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.data.read.sample_rows import sample_rows
 from expert.data.read.sources import Source
-from expert.data.records import BadRow, Row
+from expert.data.records import BadRow, DataError, Row
 
 if TYPE_CHECKING:
     from expert.data.pipeline import DataPipeline, RowReader
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 USUAL_LENGTHS = (512, 1024, 2048, 4096, 8192)
 """Not shorter, so that rows added later have room: packing fills the rest. Not longer, since the
 memory of a step grows with it; users with a larger card can set more."""
+LONG_LENGTHS = (16_384, 32_768, 65_536, 131_072)
+"""Only where a shorter one would cut most rows."""
 TEXT_LENGTH = 2048
 """For plain text, which is split and loses nothing."""
 MAX_CUT_SHARE = 0.005
 """Share of the rows that may be cut: many datasets have a few far longer rows."""
+MOST_LOST = 0.5
+"""Share of the rows that may be unusable or cut in an expert that is created at all."""
 SAMPLED_ROWS = 400
 MAX_ROWS_READ = 200_000
 """Rows of a file without lines (.json, parquet) to sample from."""
@@ -41,25 +45,30 @@ class LengthChoice:
 
     length: int
     because: str
-    cut: float = 0.0
-    """Share of the rows that it cuts."""
+    template: str
+    """The prompt template that the rows were measured with."""
     warning: str = ""
     """What it cuts if that is much, and what kept it from being longer."""
 
 
-def choose_length(opened: Opened, context: int | None) -> LengthChoice | None:
+def choose_length(opened: Opened, context: int | None) -> LengthChoice:
     """The smallest usual max_seq_length that cuts almost no row of a plan, within the model's
-    context; None if no row can be used."""
+    context; DataError if most rows would be cut or cannot be used."""
     from expert.data.pipeline import reader_for
 
     line = _line(opened)
     source = line.sources_of("train")[0]
     reading = reader_for(line, source)
     segments_of = reading.formatter()
-    formatted = ((segments_of(row), weight) for row, weight in _sampled_rows(source, reading))
+    formatted = [(segments_of(row), weight) for row, weight in _sampled_rows(source, reading)]
     good = [(segments, weight) for segments, weight in formatted if isinstance(segments, list)]
-    if not good:
-        return None
+    bad = [outcome for outcome, _ in formatted if isinstance(outcome, BadRow)]
+    if not good or len(bad) > MOST_LOST * len(formatted):
+        why = f": {bad[0]}" if bad else ""
+        looked = f"{len(good)} of {counted(len(formatted), 'row')}"
+        raise DataError(f"only {looked} can be trained on{why}")
+    template = line.plan.model.prompt_template or "tokenizer"
+    template = line.template.name if line.template and line.has_tokenizer else template
     if line.has_tokenizer:
         how = "tokenised"
         lengths = line.encoder.encode([segments for segments, _ in good]).lengths.tolist()
@@ -67,21 +76,27 @@ def choose_length(opened: Opened, context: int | None) -> LengthChoice | None:
         how = f"estimated, since the tokenizer of {opened.plan.model.name} is not on this machine"
         texts = ("".join(each.text for each in segments) for segments, _ in good)
         lengths = [round(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN) for text in texts]
-    most = min(USUAL_LENGTHS[-1], context or USUAL_LENGTHS[-1])
+    most = context or LONG_LENGTHS[-1]
     looked = f"{counted(len(lengths), 'row')} {how}, the longest {max(lengths):,} tokens"
     if opened.plan.data.overlong == "split":
         because = f"plain text is split into sequences of this length, nothing is lost; {looked}"
-        return LengthChoice(min(TEXT_LENGTH, most), because)
+        return LengthChoice(min(TEXT_LENGTH, most), because, template)
     weights = [weight for _, weight in good]
-    for length in sorted({*(length for length in USUAL_LENGTHS if length <= most), most}):
+    cut, length = 1.0, most
+    for length in (*(each for each in (*USUAL_LENGTHS, *LONG_LENGTHS) if each < most), most):
         longer = (w for w, each in zip(weights, lengths, strict=True) if each > length)
         cut = sum(longer) / sum(weights)
-        if cut <= MAX_CUT_SHARE:
-            return LengthChoice(length, looked, cut)
+        if cut <= (MOST_LOST if length >= USUAL_LENGTHS[-1] else MAX_CUT_SHARE):
+            break
     bound = "longer ones need much memory: set it yourself where the card has room"
-    if most == context:
-        bound = f"the model sees {most:,} tokens"
-    return LengthChoice(most, looked, cut, f"{cut:.1%} of the rows are longer and are cut: {bound}")
+    if length == context:
+        bound = f"the model sees {length:,} tokens"
+    warning = f"{cut:.1%} of the rows are longer and are cut: {bound}"
+    if cut > MOST_LOST:
+        raise DataError(
+            f"{warning}  (divide the rows, or name a model that sees more with --model)"
+        )
+    return LengthChoice(length, looked, template, warning if cut > MAX_CUT_SHARE else "")
 
 
 def _line(opened: Opened) -> DataPipeline:
@@ -97,7 +112,8 @@ def _line(opened: Opened) -> DataPipeline:
 
 def _sampled_rows(source: Source, reading: RowReader) -> list[tuple[Row, float]]:
     """Good rows, each with the number of rows it represents."""
-    spread = sample_rows(source.files, format=source.format, most=SAMPLED_ROWS)
+    files = () if source.encoding else source.files  # sampled as bytes
+    spread = sample_rows(files, format=source.format, most=SAMPLED_ROWS)
     if spread is not None:
         return [
             (line.row, 1.0 if spread.whole else line.times / line.size)

@@ -85,6 +85,8 @@ class DatasetSpec(Section):
     """Kind of source; by default inferred from path and tasks."""
     format: RowFormat | None = None
     """File format, if the suffix does not show it."""
+    encoding: Text | None = None
+    """Encoding of text files that are not UTF-8, such as "cp1252"."""
     streaming: Flag = False
     """Read rows as they are needed, with bounded memory."""
     max_in_memory_samples: Count | None = None
