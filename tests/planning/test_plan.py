@@ -172,7 +172,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
     assert not made.fits
     [text] = [text for text in remarks(made, "warning") if text.startswith("memory.fits")]
     assert text.startswith("memory.fits: needs 18.")
-    assert text.endswith("and has 11.6 GiB: quantization: int4 would fit")
+    assert text.endswith("and has 11.6 GiB: --set quantization=int4 fits")
     never = plan(manifest(base_models=[{"name": "microsoft/phi-4"}]), "gtx-1650")
     [text] = [text for text in remarks(never, "warning") if text.startswith("memory.fits")]
     assert text.endswith(

@@ -33,6 +33,7 @@ from expert.planning.choose.recipe import (
     settle_watching,
 )
 from expert.planning.choose.sanity import warn_of_settings
+from expert.planning.choose.savings import suggest_savings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import tiny_settings_warnings
 from expert.planning.decisions import Source
@@ -89,7 +90,9 @@ def make_plan(
         plain_text=plain_text,
         kept=kept or ResumedChoices(),
     )
-    _settle_all(draft, read_rates(measurements_file(environ)) if use_measurements else [])
+    benchmarks = read_rates(measurements_file(environ)) if use_measurements else []
+    _settle_all(draft, benchmarks)
+    suggest_savings(draft, lambda other: _settle_all(other, benchmarks))
     return RunPlan.model_validate(
         {
             "expert": manifest.name,

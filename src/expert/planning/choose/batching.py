@@ -28,7 +28,6 @@ from expert.planning.memory.fitting import (
     fits,
     largest_batch,
     peak_bytes,
-    suggest_fit,
 )
 from expert.planning.memory.memory import GIB, base_bytes
 from expert.planning.memory.shards import MASTER_BYTES
@@ -255,9 +254,6 @@ def _settle_memory(draft: PlanDraft, work: Workload) -> None:
     draft.settle("memory.workload", stored, "the estimated workload")
     draft.settle("memory.parts", parts, "estimate by purpose")
     draft.settle("memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB")
-    if peak > budget:
-        text = f"needs {peak / GIB:.1f} GiB and has {budget / GIB:.1f} GiB"
-        draft.warn("memory.fits", f"{text}: {suggest_fit(draft, work)}")
 
 
 def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) -> None:
