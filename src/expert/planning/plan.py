@@ -65,6 +65,7 @@ def make_plan(
     survey: Survey | None = None,
     plain_text: bool | None = None,
     kept: ResumedChoices | None = None,
+    on_command_line: frozenset[str] = frozenset(),
     ranks: int = 1,
     nodes: int = 1,
 ) -> RunPlan:
@@ -72,7 +73,8 @@ def make_plan(
 
     Without measurements, benchmark results are ignored: a benchmark measures for itself. `survey`:
     what is known about the rows; without one, the files are examined. `plain_text`: whether the
-    rows are texts without answers, if known. `kept`: choices of a resumed run. `ranks`: processes
+    rows are texts without answers, if known. `kept`: choices of a resumed run. `on_command_line`:
+    keys that were set there. `ranks`: processes
     on all `nodes` together, each with a device like the target.
     """
     spec = choose_model(manifest, model)
@@ -89,6 +91,7 @@ def make_plan(
         survey=survey or survey_data(dataset, folder, characters=is_char_model),
         plain_text=plain_text,
         kept=kept or ResumedChoices(),
+        on_command_line=on_command_line,
     )
     benchmarks = read_rates(measurements_file(environ)) if use_measurements else []
     _settle_all(draft, benchmarks)

@@ -123,6 +123,15 @@ class LengthPlan(Slice):
     """From the start to the end of the run, at best and at worst; None where nothing like it was
     measured."""
 
+    @property
+    def epochs_reached(self) -> float | None:
+        """How many epochs a run makes that max_steps ends before its last; None if nothing does, or
+        if unknown."""
+        total, per_epoch = self.total_steps, self.steps_per_epoch
+        if not self.max_steps or total is None or not per_epoch or total < self.max_steps:
+            return None
+        return total / per_epoch if total < self.epochs * per_epoch else None
+
 
 class WatchPlan(Slice):
     logging_steps: int

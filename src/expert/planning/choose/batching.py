@@ -215,7 +215,7 @@ def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> int:
 
     asked = draft.config.eval_batch_size
     if asked != "auto":
-        draft.settle(path, asked, SET, "manifest")
+        draft.settle(path, asked, SET, "manifest", "eval_batch_size")
         if too_large(asked):
             draft.warn(path, f"an evaluation batch of {asked} will not fit")
         return int(asked)

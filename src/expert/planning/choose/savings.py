@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from expert.core.text import gib
 from expert.manifest.schema.kinds import OPTIMIZERS
+from expert.planning.decisions import REQUESTED
 from expert.planning.draft import PlanDraft
 
 NOTHING_FITS = "no setting makes this model fit here: take a smaller model or a larger card"
@@ -102,7 +103,7 @@ def _savings(draft: PlanDraft) -> list[list[Saving]]:
     if draft.is_char_model:
         return kinds
     rank, alpha = draft["adapter.rank"], draft["adapter.alpha"]
-    keeps_alpha = rank and alpha and draft.decisions["adapter.alpha"].source == "manifest"
+    keeps_alpha = rank and alpha and draft.decisions["adapter.alpha"].source in REQUESTED
     ranks, lengths = list[Saving](), list[Saving]()
     while rank and rank // 2 >= SMALLEST_RANK:
         rank //= 2
