@@ -19,6 +19,7 @@ from expert.planning.memory.memory import IMPORTED_BYTES, estimate, with_new_est
 from expert.planning.memory.workload import workload_of
 from expert.planning.plan import UnknownModel
 from expert.planning.run_plan import RunPlan
+from expert.planning.survey import Survey
 from tests.each import each
 from tests.manifest.strategies import any_manifest
 from tests.planning.planning import (
@@ -235,3 +236,18 @@ def test_a_plan_knows_its_workload_and_is_estimated_again_after_a_fallback():
     less = made.with_values({"batch.micro_batch": 1}, "a test", "fallback")
     expected = estimate(replace(work, rows=1, accumulates=made.batch.accumulation != 1))
     assert with_new_estimate(less).memory.peak_bytes == expected.total < estimate(work).total
+
+
+@each(
+    ("config", "rows"),
+    [
+        ({"max_steps": 10}, 48),  # a tenth of the time of 160 rows, at a third of the cost
+        ({"max_steps": 1}, 32),
+        ({"eval_steps": 50}, 240),
+        ({"eval_steps": 50, "eval_max_rows": 5}, 5),
+        ({"eval_steps": 50, "eval_max_rows": None}, None),
+    ],
+)
+def test_an_evaluation_takes_a_small_share_of_the_time(config, rows):
+    made = plan(manifest(config), survey=Survey(7480, 7480 * 100, "counted"))
+    assert made.watch.eval_rows == rows

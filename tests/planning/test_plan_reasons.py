@@ -88,7 +88,7 @@ MORE_THAN_A_STEP = {"batch_size": 3, "packing": False, "micro_batch_size": 5}
         (MISSPELT, "rtx-4090", "no known layer is called q_porj"),
         ({"dataloader_num_workers": 8}, "h200", "a thread feeds prepared"),
         (MORE_THAN_A_STEP, "rtx-4090", "a whole step is only 3 sequences"),
-        ({"eval_batch_size": 4096}, "rtx-3060", "an evaluation batch of 4096 will not fit"),
+        ({"eval_batch_size": 4096, "packing": False}, "rtx-3060", "4,096 sequences would not fit"),
         # Costly settings are honoured with a warning.
         ({"attention": "eager"}, "rtx-4090", "eager attention keeps every score"),
         ({"fused_loss": False}, "rtx-4090", "the full logits are stored"),

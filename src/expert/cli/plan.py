@@ -192,12 +192,20 @@ def _run_in_words(plan: RunPlan) -> list[str]:
     passes = f"{batch.micro_batch} × {batch.accumulation or '?'}"
     used = [kernels.precision, f"{kernels.attention} attention", f"micro-batch {passes}"]
     used += [f"{kernels.checkpointing} checkpointing"] if kernels.checkpointing != "none" else []
+    watch = plan.watch
+    every = watch.eval_every_epochs
+    often = "every epoch" if every == 1 else f"every {every} epochs"
+    if watch.evaluation_strategy == "steps":
+        often = f"every {counted(watch.eval_steps, 'step')}" if watch.eval_steps else "at the end"
+    limit = f", at most {counted(watch.eval_rows, 'row')}" if watch.eval_rows else ""
+    evaluated = [f"evaluated {often}{limit}"] if watch.evaluation_strategy != "no" else []
     parallel = plan.parallel
     how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
     shared = [f"{how} on {cards_in_words(plan)}"] if parallel.engine != "single" else []
     return [
         f"{trained}, length {plan.data.max_seq_length:,}",
         f"{steps} of {size}, {epochs_in_words(length.epochs, length.epochs_reached)}{rows}",
+        *evaluated,
         f"chosen: {', '.join(used)}",
         *shared,
     ]

@@ -12,6 +12,10 @@ from expert.manifest.schema.kinds import Engine
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Decision, Remark, Source
 
+EVALUATION_SHARE = 1 / 3
+"""Cost of evaluating as many positions as in a step, until one was measured: only the forward, and
+the backward takes twice that."""
+
 
 class Slice(BaseModel):
     """A section of the plan."""
@@ -155,6 +159,8 @@ class WatchPlan(Slice):
     hang_seconds: float = 600.0
     """Time without progress before the run is stopped; 0: never."""
     on_sigusr1: Literal["save", "stop"] = "save"
+    eval_rows: int | None = None
+    """Validation rows evaluated at most; None: all."""
 
 
 class StabilityPlan(Slice):
