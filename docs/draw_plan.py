@@ -18,9 +18,9 @@ CARD = "rtx-4090"
 def main() -> None:
     """Record what the terminal shows, as SVG without fonts from elsewhere."""
     console = Console(
-        record=True, width=150, force_terminal=True, file=io.StringIO(), highlight=False
+        record=True, width=100, force_terminal=True, file=io.StringIO(), highlight=False
     )
-    show_plan(expert.plan(MANIFEST, gpu=CARD), console, everything=False)
+    show_plan(expert.plan(MANIFEST, gpu=CARD), console, full=False)
     svg = console.export_svg(title=f"expert plan --manifest {MANIFEST} --gpu {CARD}")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     (Path(__file__).parent / "images" / "plan.svg").write_text(svg, encoding="utf-8")

@@ -39,18 +39,15 @@ def test_every_shipped_manifest_reads_and_plans(run, file):
 
 def test_a_plan_is_a_table_of_key_value_because_and_source_or_json(run):
     asked = ("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090")
-    ran = run(*asked)
+    ran = run(*asked, "--full")
+    assert ran.out == run(*asked, "--all").out  # its name in earlier versions
     lines = [line.split("  ") for line in ran.out.splitlines()]
     heads = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert ["key", "value", "because", "source"] in heads
     [first] = [line for line in heads if line[:1] == ["kernels.precision"]]
     assert (first[1], first[-1]) == ("bf16", "machine")
     assert first[2].startswith("GeForce RTX 4090 (8.9) has")
-    assert "✓ fits: " in ran.out
-    assert "not used here: --all" in ran.out
-    everything = run(*asked, "--all").out
-    assert "optim.weight_decay" in everything
-    assert "not used here" not in everything
+    assert "optim.weight_decay" in ran.out
     other = ("--set", "epochs=7", "--set", "base_models[0].name=HuggingFaceTB/SmolLM2-135M")
     plan = json.loads(run(*asked, "--json", *other).out)
     assert plan["kernels"]["precision"] == "bf16"
@@ -60,6 +57,35 @@ def test_a_plan_is_a_table_of_key_value_because_and_source_or_json(run):
     assert "GeForce RTX 4090   H200 SXM" in run(*asked, "--gpu", "h200").out
     both = json.loads(run(*asked, "--gpu", "h200", "--json").out)
     assert [plan["target"] for plan in both] == ["GeForce RTX 4090", "H200 SXM"]
+
+
+def test_a_plan_is_its_verdict_time_and_three_decisions_unless_all_of_it_is_asked_for(run):
+    ran = run("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090")
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("✓ fits: ")
+    assert any(line.startswith("expected time: unknown") for line in lines)
+    assert len([line for line in lines if line.startswith(("batch.", "kernels.", "data."))]) == 3
+    assert "every setting and its reason" in lines[-1]
+    assert len(lines) <= 15
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_value_from_the_command_line_says_so(run):
+    asked = ("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090", "--json")
+    given = ("rank=8", "micro_batch_size=2", "packing=false", "optim=sgd", "bf16=true")
+    words = [word for setting in given for word in ("--set", setting)]
+    decided = {each["path"]: each for each in json.loads(run(*asked, *words).out)["decisions"]}
+    paths = ("adapter.rank", "batch.micro_batch", "data.packing", "optim.optimizer")
+    assert {decided[path]["source"] for path in paths} == {"--set"}
+    assert {decided[path]["because"] for path in paths} == {"set on the command line"}
+    assert decided["data.dataset"]["source"] == "manifest"
+
+
+def test_keys_under_other_names_are_counted_and_listed_on_request(run, tmp_path):
+    file = tmp_path / "m.yaml"
+    file.write_text("base_model: tiny\ndataset: a.jsonl\nepochs: 2\n", encoding="utf-8")
+    assert "2 keys read under another name: --full shows them" in run("plan", str(file)).out
+    assert "line 3: epochs: read as training.config.epochs" in run("plan", str(file), "--full").out
 
 
 def test_a_plan_that_does_not_fit_exits_with_3_and_one_of_unknown_size_with_0(run, tmp_path):

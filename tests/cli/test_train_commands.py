@@ -42,8 +42,13 @@ def test_a_run_is_shown_in_plain_lines_and_ends_with_what_to_do_next(run, expert
     ran = run("train", "--manifest", str(expert), "--device", "cpu")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
-    assert lines[0] == "reading the data …"
     assert "loading the model …" in lines
+    first = next(place for place, line in enumerate(lines) if line.startswith("step "))
+    assert first <= 8
+    switches = [line for line in lines[:first] if line.startswith(("✓ ", "– "))]
+    assert max(map(len, switches)) <= 80
+    [unused] = [line for line in switches if line.startswith("– not used on a CPU: ")]
+    assert "CUDA graphs" in unused
     assert any(line.startswith("step 2/2  loss ") for line in lines)
     [folder] = (expert.parent / "runs").iterdir()
     assert lines[-4:] == [
@@ -190,7 +195,7 @@ def test_a_dry_run_shows_plan_and_data_and_writes_nothing(run, expert, tmp_path)
     ran = run("train", "-m", str(expert), "--dry-run", "--device", "cpu")
     assert ran.code == 0
     assert tree(tmp_path) == before
-    assert "batch.examples_per_update" in ran.out
+    assert ran.out.startswith("✓ fits: ")
     rows = expert.parent / "train.jsonl"
     assert "  train: train.jsonl (files, " in ran.out
     assert ran.out.endswith("nothing was written\n")

@@ -181,7 +181,7 @@ def with_full_evaluation(world, manifest, options, after) -> Any:
 
 
 def test_without_a_checkpoint_the_next_start_takes_less_too(base, alone, tmp_path):
-    sharded = {"distributed": "sharded", "eval_batch_size": 4}
+    sharded = {"distributed": "sharded", "eval_batch_size": 11}  # rows: 4 sequences
     manifest = write_expert(tmp_path, base, {**CONFIG, **sharded})
     options: dict[str, str] = {}
     for fewer in (2, 1):

@@ -19,6 +19,7 @@ from expert.planning.memory.memory import IMPORTED_BYTES, estimate, with_new_est
 from expert.planning.memory.workload import workload_of
 from expert.planning.plan import UnknownModel
 from expert.planning.run_plan import RunPlan
+from expert.planning.survey import Survey
 from tests.each import each
 from tests.manifest.strategies import any_manifest
 from tests.planning.planning import (
@@ -172,7 +173,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
     assert not made.fits
     [text] = [text for text in remarks(made, "warning") if text.startswith("memory.fits")]
     assert text.startswith("memory.fits: needs 18.")
-    assert text.endswith("and has 11.6 GiB: quantization: int4 would fit")
+    assert text.endswith("and has 11.6 GiB: --set quantization=int4 fits")
     never = plan(manifest(base_models=[{"name": "microsoft/phi-4"}]), "gtx-1650")
     [text] = [text for text in remarks(never, "warning") if text.startswith("memory.fits")]
     assert text.endswith(
@@ -235,3 +236,18 @@ def test_a_plan_knows_its_workload_and_is_estimated_again_after_a_fallback():
     less = made.with_values({"batch.micro_batch": 1}, "a test", "fallback")
     expected = estimate(replace(work, rows=1, accumulates=made.batch.accumulation != 1))
     assert with_new_estimate(less).memory.peak_bytes == expected.total < estimate(work).total
+
+
+@each(
+    ("config", "rows"),
+    [
+        ({"max_steps": 10}, 48),  # a tenth of the time of 160 rows, at a third of the cost
+        ({"max_steps": 1}, 32),
+        ({"eval_steps": 50}, 240),
+        ({"eval_steps": 50, "eval_max_rows": 5}, 5),
+        ({"eval_steps": 50, "eval_max_rows": None}, None),
+    ],
+)
+def test_an_evaluation_takes_a_small_share_of_the_time(config, rows):
+    made = plan(manifest(config), survey=Survey(7480, 7480 * 100, "counted"))
+    assert made.watch.eval_rows == rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,35 @@ def test_suggested_changes_make_the_plan_fit(config, base, card):
     made = plan(manifest(config, base_models=[model]), card)
     assert not made.fits
     [text] = [text for text in remarks(made, "warning") if text.startswith("memory.fits")]
-    assert text.endswith(" would fit"), text
-    words = text.removesuffix(" would fit").partition(": ")[2].partition(": ")[2]
-    for change in words.split(" with "):
-        key, _, value = change.partition(": ")
+    assert text.endswith(" fits"), text
+    config, model = with_options(config, model, text.removesuffix(" fits"))
+    assert plan(manifest(config, base_models=[model]), card).fits
+
+
+def with_options(config, model, text):
+    """The settings and the model with every --set that a text names."""
+    for key, value in re.findall(r"--set (\w+)=(\w+)", text):
         if key == "quantization":
             model = {**model, "quantization": value}
         else:
-            config = {**config, key: json.loads(value) if value[0] in "0123456789tf" else value}
-    assert plan(manifest(config, base_models=[model]), card).fits
+            config = {**config, key: int(value) if value.isdecimal() else value}
+    return config, model
+
+
+@each(
+    ("config", "change"),
+    [
+        ({"max_seq_length": 1024}, "--set optim=adamw_bnb_8bit fits"),
+        ({"max_seq_length": 1024, "optim": "sgd"}, "--set rank=8 fits"),
+        ({"max_seq_length": 1024, "optim": "sgd", "alpha": 32}, "--set rank=8 --set alpha=16 fits"),
+    ],
+)
+def test_what_a_person_would_try_is_tried_and_the_cheapest_change_is_named(config, change):
+    config = {"packing": False, **config}
+    made = plan(manifest(config, base_models=[{"name": "Llama-3.1-8B"}]), "rtx-4060")
+    assert not made.fits
+    [text] = [text for text in remarks(made, "warning") if text.startswith("memory.fits")]
+    assert text.endswith(f": {change}")
 
 
 MISSPELT = {"target_modules": ["q_porj", "v_proj"]}
@@ -68,7 +88,7 @@ MORE_THAN_A_STEP = {"batch_size": 3, "packing": False, "micro_batch_size": 5}
         (MISSPELT, "rtx-4090", "no known layer is called q_porj"),
         ({"dataloader_num_workers": 8}, "h200", "a thread feeds prepared"),
         (MORE_THAN_A_STEP, "rtx-4090", "a whole step is only 3 sequences"),
-        ({"eval_batch_size": 4096}, "rtx-3060", "an evaluation batch of 4096 will not fit"),
+        ({"eval_batch_size": 4096, "packing": False}, "rtx-3060", "4,096 sequences would not fit"),
         # Costly settings are honoured with a warning.
         ({"attention": "eager"}, "rtx-4090", "eager attention keeps every score"),
         ({"fused_loss": False}, "rtx-4090", "the full logits are stored"),

@@ -130,8 +130,7 @@ def test_a_cpu_computes_no_larger_micro_batch_than_its_caches_like():
     because = "a CPU is fastest with about 4,096 tokens per micro-batch"
     assert decision(made, "batch.micro_batch")[1] == because
     assert on_cpu(max_seq_length=100_000).batch.eval_batch == 1
-    written = on_cpu(micro_batch_size=16, eval_batch_size=32).batch
-    assert (written.micro_batch, written.eval_batch) == (16, 32)
+    assert on_cpu(micro_batch_size=16).batch.micro_batch == 16
     assert on_cpu(packing=False, batch_size=8).batch.micro_batch == 8
     assert decision(on_cpu(max_seq_length=8192), "batch.micro_batch")[:2] == (1, because)
 
@@ -202,3 +201,14 @@ def test_a_micro_batch_larger_than_a_step_is_planned_as_what_a_step_has(card):
     config = {"packing": False, "batch_size": 3}
     padded, three = (plan(manifest({**config, "micro_batch_size": n}), card) for n in (64, 3))
     assert (padded.batch.micro_batch, padded.memory) == (3, three.memory)
+
+
+# --- an evaluation -------------------------------------------------------------------------------
+
+
+def test_an_evaluation_batch_is_rows_whether_they_are_packed_or_not():
+    made = on_cpu(eval_batch_size=32)
+    value, because, source = decision(made, "batch.eval_batch")
+    assert (value, source) == (5, "manifest")
+    assert because == "eval_batch_size 32 is rows, about 6.7 per sequence"
+    assert on_cpu(eval_batch_size=32, packing=False).batch.eval_batch == 32

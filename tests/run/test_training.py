@@ -161,6 +161,19 @@ def test_the_test_rows_are_reported_with_the_step_whose_weights_they_judge(base,
     assert events_of(done.folder, "finished")[0]["eval_loss"] is None
 
 
+def test_a_limited_evaluation_takes_the_same_rows_each_time(base, tmp_path):
+    told = []
+    settings = {"max_steps": 4, "eval_steps": 2, "eval_max_rows": 6, "packing": False}
+    dataset = {"validation_split": 0.5}
+    expert = write_expert(tmp_path, base, settings, dataset=dataset)
+    done = run(expert, evaluating=lambda split, rows, total: told.append((split, rows, total)))
+    assert set(told) >= {("validation", 0, 6), ("validation", 6, 6)}
+    assert max(rows for _, rows, _ in told) == 6
+    first, second = events_of(done.folder, "eval")
+    assert first["tokens"] == second["tokens"]
+    assert first["loss"] != second["loss"]
+
+
 def test_a_run_reports_the_evaluations_that_are_to_come_and_of_the_time_that_was_waited(
     base, tmp_path
 ):

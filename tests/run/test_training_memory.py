@@ -211,7 +211,7 @@ def test_an_evaluation_too_large_is_halved_and_counts_the_same(base, whole, tmp_
         return evaluated(hidden, head, labels, *rest, **more)
 
     monkeypatch.setattr(model_load, "evaluated", narrow)
-    settings = SETTINGS | {"eval_batch_size": 8}
+    settings = SETTINGS | {"eval_batch_size": 21}  # rows: 8 sequences
     done = run(write_expert(tmp_path, base, settings))
     assert fallbacks(done.folder) == [{"batch.eval_batch": 4}, {"batch.eval_batch": 2}]
     # It was tried before the first step, not met after the third.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.plan import show_notice, show_notices, time_in_words
+from expert.cli.plan import show_every_notice, time_in_words
 from expert.cli.show.display import (
     Sheet,
     make_console,
@@ -50,9 +50,10 @@ def check(
             if result.error is not None:
                 show_problems(str(result.error))
             elif result.read is not None:
-                show_notices(result.read, console, brief=False)
-                for doubt in result.doubts:
-                    show_notice(doubt, console)
+                read = result.read
+                valid = f"✓ {read.source}: {read.manifest.name} is valid"
+                show(console, valid, "bold green")
+                show_every_notice((*read.notices, *result.doubts), console)
                 if result.plan is not None and result.plan.length.expected_seconds is not None:
                     show(console, f"  {time_in_words(result.plan)}", "dim")
     if any(result.error is not None for result in results):

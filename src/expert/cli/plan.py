@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import shorten, wrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,19 +22,30 @@ from expert.cli.show.options import (
     one_manifest,
 )
 from expert.core.errors import EXIT_DOES_NOT_FIT
-from expert.core.text import counted, duration_range, gib, shell_quoted, value_in_words
+from expert.core.text import counted, duration_range, epochs_in_words, gib, value_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.manifest.notices import Notice
     from expert.manifest.reader import ReadManifest
-    from expert.planning.decisions import Decision
+    from expert.planning.decisions import Decision, Remark
     from expert.planning.run_plan import RunPlan
 
 # Shown elsewhere (memory as bars) or too large for a cell.
 _SHOWN_ELSEWHERE = {"memory.parts", "memory.workload", "decoding", "data.dataset"}
-_DEFAULT = "the default"
+_DECISIVE = (
+    *("model.quantization", "parallel.engine", "kernels.checkpointing", "batch.micro_batch"),
+    *("kernels.precision", "kernels.attention", "data.max_seq_length"),
+)
+"""Decisions that decide on memory and time, the most important first."""
+_REMARKED = {"superseded": "overruled key", "advice": "hint"}
+_COUNTED = {
+    "read as": "{} read under another name",
+    "not used here": "{} not used",
+    "note": "{} noted",
+}
+WIDTH = 80
 _REMARKS = {"warning": "bold yellow", "advice": "cyan", "superseded": "dim"}
 _NOTICES = {"warning": "bold yellow", "not used here": "cyan", "read as": "", "note": "dim"}
 _SAME_FOR_EVERY_CARD = (
@@ -75,7 +88,9 @@ def plan(
     model: BaseModelName = None,
     overrides: Overrides = None,
     strict: Strict = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show defaults too.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", "--all", help="Show every setting and its reason and memory.")
+    ] = False,
     as_json: Annotated[bool, json_option("Print the plan as JSON.")] = False,
 ) -> None:
     """Show what a run would do: settings, memory, time, and why."""
@@ -97,8 +112,11 @@ def plan(
         found = [one.model_dump(mode="json") for one in plans]
         write_json(found[0] if len(found) == 1 else found)
     elif len(plans) == 1:
-        show_notices(read, console, brief=True)
-        show_plan(plans[0], console, everything=everything)
+        show_plan(plans[0], console, full=full)
+        if full:
+            show_every_notice(read.notices, console)
+        else:
+            show_notices(read, console, shown_by="--full")
     else:
         _show_side_by_side(plans, console)
     if not all(one.fits for one in plans):
@@ -123,20 +141,19 @@ def ranks_and_machines(gpus: str | None, nodes: int | None, *, cards_here: int) 
     return count * machines, machines
 
 
-def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
-    """Keys that were not simply applied; brief: only those that change the run."""
-    show(console, f"✓ {read.source}: {read.manifest.name} is valid", "bold green")
-    shown = [n for n in read.notices if not brief or n.kind in ("warning", "not used here")]
-    for notice in shown:
-        show_notice(notice, console)
-    rest = len(read.notices) - len(shown)
-    if rest:
-        more = f"{counted(rest, 'more notice')}: expert manifest check {shell_quoted(read.source)}"
-        show(console, f"  {more}", "dim")
+def show_every_notice(notices: Iterable[Notice], console: Console) -> None:
+    for notice in notices:
+        show(console, f"  {notice}", _NOTICES[notice.kind])
 
 
-def show_notice(notice: Notice, console: Console) -> None:
-    show(console, f"  {notice}", _NOTICES[notice.kind])
+def show_notices(read: ReadManifest, console: Console, *, shown_by: str) -> None:
+    """The manifest's warnings, and how many other notices there are; warnings of the plan are
+    events of the run."""
+    show_warnings(read, console)
+    kinds = Counter(notice.kind for notice in read.notices if notice.kind != "warning")
+    if kinds:
+        counts = ", ".join(_COUNTED[kind].format(counted(n, "key")) for kind, n in kinds.items())
+        show(console, f"{counts}: {shown_by} shows them", "dim")
 
 
 def show_warnings(read: ReadManifest, console: Console) -> None:
@@ -148,34 +165,83 @@ def show_warnings(read: ReadManifest, console: Console) -> None:
             source = ""
 
 
-def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
+def show_plan(plan: RunPlan, console: Console, *, full: bool) -> None:
+    """Whether it fits, the warnings, the time and what was chosen; `full`: every decision too."""
+    _show_verdict(plan, console)
+    show(console, time_in_words(plan), "bold")
+    for text in _run_in_words(plan):
+        for line in wrap(text, WIDTH, subsequent_indent="  "):
+            show(console, line)
+    if full:
+        _show_decisions(plan, console)
+        return
+    for decision in _decisive(plan):
+        text = f"  {decision.path}: {_value(decision)}: {decision.because}"
+        show(console, shorten(text.strip(), WIDTH, placeholder=" …"))
+    rest = Counter[str](remark.kind for remark in plan.remarks if not _is_warning(remark))
+    more = [counted(rest[kind], what) for kind, what in _REMARKED.items() if rest[kind]]
+    show(console, f"{', '.join(['every setting and its reason', *more])}: --full", "dim")
+
+
+def _run_in_words(plan: RunPlan) -> list[str]:
+    """What is trained and for how long, and how the card computes it."""
+    length, batch, kernels, adapter = plan.length, plan.batch, plan.kernels, plan.adapter
+    rank = f" of rank {adapter.rank}" if adapter.rank else ""
+    base = "" if plan.model.quantization == "none" else f", base in {plan.model.quantization}"
+    trained = f"{plan.expert}: {plan.model.name}, {adapter.type}{rank}{base}"
+    steps = "steps unknown" if length.total_steps is None else counted(length.total_steps, "step")
+    size = counted(batch.examples_per_update, "row")
+    rows = "" if length.rows is None else f" ({counted(length.rows, 'row')} an epoch)"
+    passes = f"{batch.micro_batch} × {batch.accumulation or '?'}"
+    used = [kernels.precision, f"{kernels.attention} attention", f"micro-batch {passes}"]
+    used += [f"{kernels.checkpointing} checkpointing"] if kernels.checkpointing != "none" else []
+    watch = plan.watch
+    every = watch.eval_every_epochs
+    often = "every epoch" if every == 1 else f"every {every} epochs"
+    if watch.evaluation_strategy == "steps":
+        often = f"every {counted(watch.eval_steps, 'step')}" if watch.eval_steps else "at the end"
+    limit = f", at most {counted(watch.eval_rows, 'row')}" if watch.eval_rows else ""
+    evaluated = [f"evaluated {often}{limit}"] if watch.evaluation_strategy != "no" else []
+    parallel = plan.parallel
+    how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
+    shared = [f"{how} on {cards_in_words(plan)}"] if parallel.engine != "single" else []
+    return [
+        f"{trained}, length {plan.data.max_seq_length:,}",
+        f"{steps} of {size}, {epochs_in_words(length.epochs, length.epochs_reached)}{rows}",
+        *evaluated,
+        f"chosen: {', '.join(used)}",
+        *shared,
+    ]
+
+
+def _decisive(plan: RunPlan) -> list[Decision]:
+    """The three decisions that matter most for this run."""
+    decided = {each.path: each for each in plan.decisions}
+    found = [decided[path] for path in _DECISIVE if path in decided]
+    return [each for each in found if each.value not in (None, "none", "single", False)][:3]
+
+
+def _show_decisions(plan: RunPlan, console: Console) -> None:
     rows = [d for d in plan.decisions if d.path not in _SHOWN_ELSEWHERE]
     order = {name: place for place, name in enumerate(type(plan).model_fields)}
     rows.sort(key=lambda decision: order[decision.path.split(".")[0]])
     sections: dict[str, list[Sequence[str]]] = {}
     for one in rows:
-        if everything or _matters(one):
-            row = (one.path, _value(one), one.because.removeprefix("unknown: "), one.source)
-            sections.setdefault(one.path.split(".")[0], []).append(row)
+        row = (one.path, _value(one), one.because.removeprefix("unknown: "), one.source)
+        sections.setdefault(one.path.split(".")[0], []).append(row)
     columns = ("key", "value", "because", "source")
     title = f"{plan.expert} on {cards_in_words(plan)}"
     show_sheet(Sheet(columns, list(sections.values()), title, dim=("source",)), console)
-    hidden = len(rows) - sum(map(len, sections.values()))
-    if hidden:
-        show(console, f"  {hidden} more at their defaults or not used here: --all", "dim")
     parts, budget = plan.memory.parts, plan.memory.budget_bytes
-    parallel = plan.parallel
     if parts is not None:
         bars = [(name.replace("_", " "), size, gib(size)) for name, size in parts.items() if size]
         bars.append(("total", plan.memory.peak_bytes or 0, gib(plan.memory.peak_bytes or 0)))
-        each = " on each card" if parallel.ranks > 1 else ""
+        each = " on each card" if plan.parallel.ranks > 1 else ""
         show(console, f"\npeak memory of a step{each}, of {gib(budget)}", "bold")
         show_bars(bars, budget, console)
-    if parallel.engine != "single":
-        how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
-        show(console, f"\n{how} on {cards_in_words(plan)}", "bold")
-    show(console, f"\n{time_in_words(plan)}", "bold")
-    _show_remarks(plan, console)
+    for remark in plan.remarks:
+        if not _is_warning(remark):
+            show(console, f"{remark.kind}: {remark.path}: {remark.text}", _REMARKS[remark.kind])
 
 
 def cards_in_words(plan: RunPlan) -> str:
@@ -193,13 +259,6 @@ def _value(decision: Decision) -> str:
     return value_in_words(decision.path, decision.value)
 
 
-def _matters(decision: Decision) -> bool:
-    """Neither a default nor a key without meaning for this run."""
-    if decision.because.startswith("unknown"):
-        return True
-    return decision.because != _DEFAULT and decision.value not in (None, [], {})
-
-
 def _because(plan: RunPlan, path: str) -> str:
     return next((each.because for each in plan.decisions if each.path == path), "")
 
@@ -213,12 +272,13 @@ def time_in_words(plan: RunPlan) -> str:
     return f"expected time: {expected} on {cards_in_words(plan)}, {because}"
 
 
-def _show_remarks(plan: RunPlan, console: Console) -> None:
-    """Warnings first, then advice, then superseded keys, then whether it fits."""
-    for kind, style in _REMARKS.items():
-        for remark in plan.remarks:
-            if remark.kind == kind:
-                show(console, f"{kind}: {remark.path}: {remark.text}", style)
+def _is_warning(remark: Remark) -> bool:
+    """Whether it is shown at the start of every run."""
+    return remark.kind == "warning" or remark.path == "length.max_steps"
+
+
+def _show_verdict(plan: RunPlan, console: Console) -> None:
+    """Whether it fits, then every warning."""
     needed, budget = gib(plan.memory.peak_bytes or 0), gib(plan.memory.budget_bytes)
     ranks = plan.parallel.ranks
     where = f"each of {ranks} × {plan.target}" if ranks > 1 else plan.target
@@ -228,6 +288,8 @@ def _show_remarks(plan: RunPlan, console: Console) -> None:
         show(console, f"✓ fits: {needed} of {budget} on {where}", "bold green")
     else:
         show(console, f"✗ does not fit: needs {needed} of {budget} on {where}", "bold red")
+    for text in plan.warnings:
+        show(console, f"warning: {text}", _REMARKS["warning"])
 
 
 def _show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:
@@ -240,7 +302,7 @@ def _show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:
     show_sheet(Sheet(columns, [rows], plans[0].expert), console)
     for plan in plans:
         if not plan.fits:
-            _show_remarks(plan, console)
+            _show_verdict(plan, console)
     if all(plan.fits for plan in plans):
         for remark in plans[0].remarks:
             if remark.kind == "warning" and remark.path.startswith(_SAME_FOR_EVERY_CARD):

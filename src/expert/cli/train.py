@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from expert.cli.plan import show_notices, show_plan, show_warnings
+from expert.cli.plan import show_notices, show_plan
 from expert.cli.show import options
 from expert.cli.show.display import (
     Sheet,
@@ -168,7 +168,7 @@ def train(
     with stage, joined(world, read, (*flags, *(overrides or ()))) as group:
         stage()
         if world.is_first:
-            show_warnings(read, console)
+            show_notices(read, console, shown_by=f"expert plan {shell_quoted(read.source)} --full")
             result, plan = _run(read, console, asked, gpus, group=group, **allowed)
             _show_result(result, plan, console, as_json=as_json)
         else:
@@ -213,8 +213,10 @@ def _dry_run(
         found = {"plan": plan.model_dump(mode="json"), "data": data, "resume": resume}
         write_json(found | {"row": asdict(row) if row else None, "no_row_because": absent})
     else:
-        show_notices(opened.read, console, brief=True)
-        show_plan(plan, console, everything=False)
+        show_plan(plan, console, full=False)
+        show_notices(
+            opened.read, console, shown_by=f"expert plan {shell_quoted(read.source)} --full"
+        )
         show(console, "\ndata to read", "bold")
         for entry in data["sources"]:
             show(console, f"  {entry['split']}: {entry['text']}")
@@ -250,7 +252,7 @@ def _run(
 
     resume = asked["resume"]
     with RunProgress(console, live=True) as view, ExitStack() as before:
-        tell = before.enter_context(PreparingView(console))
+        tell = before.enter_context(PreparingView(console, brief=True))
 
         def show_event(event: dict[str, Any]) -> None:
             before.close()  # the data is ready: its display makes room for the run's

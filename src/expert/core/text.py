@@ -68,6 +68,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def epochs_in_words(epochs: float, reached: float | None = None) -> str:
+    """`3 epochs`; `0.16 of 1 epoch (max_steps)` if max_steps ends a run earlier."""
+    words = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+    if reached is None:
+        return words
+    digits = f"{reached:.2g}" if reached < 10 else f"{reached:.0f}"
+    return f"{digits} of {words} (max_steps)"
+
+
 def some_of(names: Sequence[str], most: int = 10) -> str:
     """`a, b, c`; of more than `most`, `a, b … and 1,200 more`."""
     rest = len(names) - most

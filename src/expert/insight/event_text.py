@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from expert.core.text import count, duration, gib, loss, value_in_words
+from expert.core.text import count, duration, epochs_in_words, gib, loss, value_in_words
 
 Event = Mapping[str, Any]
 Line = tuple[str, str]
@@ -146,7 +146,7 @@ def lines_without_step(event: Event) -> list[Line]:
         case "started":
             return _started(event)
         case "kernels":
-            return [(str(line), "dim") for line in event.get("lines") or ()]
+            return _kernels(event)
         case "compiled":
             return [(_joined("compiled", seconds and f"in {seconds}", gap=" "), "dim")]
         case "epoch":
@@ -234,14 +234,21 @@ def _started(event: Event) -> list[Line]:
     return lines + ([(f"run folder: {event['run']}", "dim")] if event.get("run") else [])
 
 
+def _kernels(event: Event) -> list[Line]:
+    """What is switched on in one line, and each that is off with its reason."""
+    lines = [str(line) for line in event.get("lines") or ()]
+    on = [line.removeprefix("✓ ") for line in lines if line.startswith("✓ ")]
+    off = [line for line in lines if not line.startswith("✓ ")]
+    return [(line, "dim") for line in ([f"✓ {', '.join(on)}"] if on else []) + off]
+
+
 def _epochs_in_words(epochs: float, event: Event) -> str:
     """The planned epochs; if max_steps ends the run earlier, how many of them it reaches."""
     known = number(event, "epochs_to_come")
     if known is None or not math.isfinite(known):
-        words = _plural(epochs, "epoch")
+        words = epochs_in_words(epochs)
         return f"at most {words}" if event.get("ends_by") == "max_steps" else words
-    digits = f"{known:.2g}" if known < 10 else f"{known:.0f}"
-    return f"{digits} of {_plural(epochs, 'epoch')} (max_steps)"
+    return epochs_in_words(epochs, known)
 
 
 def _epoch(event: Event, epoch: str, seconds: str) -> str:

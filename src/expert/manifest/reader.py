@@ -41,6 +41,12 @@ class ReadManifest:
         warnings = (notice for notice in self.notices if notice.kind == "warning")
         return tuple(f"{self.source}: {each.where}: {each.text}" for each in warnings)
 
+    @property
+    def keys_on_command_line(self) -> frozenset[str]:
+        """The last part of every key whose value comes from the command line."""
+        items = self.root.by_path() if self.root is not None else ()
+        return frozenset(path.rpartition(".")[2] for path, item in items if item.from_command_line)
+
 
 def read_manifest(
     path: str | Path, *, overrides: Sequence[str] = (), strict: bool = False

@@ -23,6 +23,13 @@ ATTENTION = {
 LOW_RANK = ("lora", "dora")
 """Adapters whose blocks can be fused."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+ONLY_ON_A_GPU = {
+    "TF32 matmuls": "TF32",
+    **{name: name for name in ("fused blocks", "compile", "CUDA graphs", "cuDNN autotuning")},
+    "expandable memory segments": "",
+    "pinned buffers, asynchronous copies": "",
+}
+"""Switches that a CPU does not have, and what they are called in one line."""
 PRECISION = {
     "bf16": "bfloat16",
     "fp16": "float16 with loss scaling",
@@ -70,6 +77,17 @@ def fixed_segments(device: str, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
+    """Every switch; on a CPU, those for GPUs that are off are one."""
+    switches = _all_switches(plan, device)
+    if device.type == "cuda":
+        return switches
+    unused = [each.name for each in switches if each.name in ONLY_ON_A_GPU and not each.on]
+    kept = [each for each in switches if each.name not in unused]
+    names = ", ".join(filter(None, map(ONLY_ON_A_GPU.get, unused)))
+    return [*kept, Switch(name="not used on a CPU", on=False, because=names)]
+
+
+def _all_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
     kernels = plan.kernels
     why = {decision.path: decision.because for decision in plan.decisions}
 
@@ -86,9 +104,8 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         kernel("compile", "compile"),
         kernel("CUDA graphs", "cuda_graphs"),
         Switch(name=OPTIMIZERS[plan.optim.optimizer].title, on=True),
-        _recomputation(plan, why.get("kernels.checkpointing", "")),
+        *_recomputation(plan, why.get("kernels.checkpointing", "")),
         kernel("cuDNN autotuning", "cudnn_benchmark"),
-        Switch(name="gradients set to none", on=True),
         *([Switch(name="deterministic kernels", on=True)] if kernels.deterministic else []),
         _switch("expandable memory segments", not (fixed := fixed_segments(device.type)), fixed),
         _switch(
@@ -97,11 +114,7 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
             "" if device.type == "cuda" else "no GPU",
         ),
         _switch("packing", plan.data.packing != "none", why.get("data.packing", "")),
-        Switch(
-            name="gradient clipping",
-            on=plan.optim.max_grad_norm > 0,
-            because=f"{plan.optim.max_grad_norm:g}" if plan.optim.max_grad_norm else "off",
-        ),
+        *([] if plan.optim.max_grad_norm else [Switch(name="gradient clipping", on=False)]),
     ]
     kinds = {"int4": "NF4 with double quantisation", "int8": "int8", "fp8": "FP8"}
     if plan.model.quantization in kinds:
@@ -115,9 +128,9 @@ def _switch(name: str, on: bool, because: str) -> Switch:
     return Switch(name=name, on=on, because="" if on else because)
 
 
-def _recomputation(plan: RunPlan, because: str) -> Switch:
+def _recomputation(plan: RunPlan, because: str) -> list[Switch]:
     kind, count = plan.kernels.checkpointing, plan.kernels.recomputed_blocks
     if kind == "none":
-        return Switch(name="no activation checkpointing", on=True)
+        return []
     blocks = "all blocks" if kind == "full" or count is None else f"{count} blocks"
-    return Switch(name=f"{blocks} with activation checkpointing", on=False, because=because)
+    return [Switch(name=f"{blocks} with activation checkpointing", on=False, because=because)]

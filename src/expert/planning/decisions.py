@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Source = Literal["manifest", "preset", "machine", "measurement", "fallback"]
+Source = Literal["manifest", "--set", "preset", "machine", "measurement", "fallback"]
+REQUESTED = ("manifest", "--set")
+"""Sources of values that the user asked for."""
 
 
 class Decision(BaseModel):

@@ -17,6 +17,19 @@ from expert.planning.models.resolve import ResolvedModel, basename
 from expert.planning.survey import PackedRows, Survey
 
 SET = "set in the manifest"
+SET_HERE = "set on the command line"
+KEYS = {
+    "model.revision": "revision",
+    "data.cache": "pretokenized_cache",
+    "parallel.engine": "distributed",
+    "loader.workers": "dataloader_num_workers",
+    "batch.micro_batch": "micro_batch_size",
+    "kernels.compile": "torch_compile",
+    "kernels.cuda_graphs": "use_cuda_graphs",
+    "kernels.checkpointing": "gradient_checkpointing",
+    "kernels.recomputed_blocks": "gradient_checkpointing",
+}
+"""The manifest's keys of paths that end in another name, where no caller names them."""
 KEPT = "kept from the run being resumed"
 
 
@@ -47,6 +60,8 @@ class PlanDraft:
     plain_text: bool | None
     """Whether the rows are texts without answers; None if not known yet."""
     kept: ResumedChoices
+    on_command_line: frozenset[str] = frozenset()
+    """Keys whose values come from there rather than from the file."""
     best: MeasuredRate | None = None
     """The fastest in a benchmark of this card, model and shape."""
     decisions: dict[str, Decision] = field(default_factory=dict)
@@ -55,8 +70,13 @@ class PlanDraft:
 
     # --- decisions ---------------------------------------------------------------------------
 
-    def settle(self, path: str, value: Any, because: str, source: Source = "machine") -> Any:
-        """Record a value and return it."""
+    def settle(
+        self, path: str, value: Any, because: str, source: Source = "machine", key: str = ""
+    ) -> Any:
+        """Record a value and return it. `key`: of the manifest, if it set the value."""
+        leaf = path.rpartition(".")[2]
+        if because == SET and (key or KEYS.get(path, leaf)) in self.on_command_line:
+            because, source = SET_HERE, "--set"
         assert path not in self.decisions, f"{path} is settled twice"
         value = list(value) if isinstance(value, tuple) else value  # as in JSON
         self.decisions[path] = Decision(path=path, value=value, because=because, source=source)
@@ -68,7 +88,7 @@ class PlanDraft:
         """Settle a key of training.config: the manifest's value, or this one for "auto"."""
         asked = getattr(self.config, key)
         if asked != "auto":
-            return self.settle(path, asked, SET, "manifest")
+            return self.settle(path, asked, SET, "manifest", key)
         return self.settle(path, value, because, source)
 
     def settle_from_config(self, path: str, key: str, value: object = ...) -> None:
@@ -76,7 +96,7 @@ class PlanDraft:
         is_set = key in self.config.model_fields_set
         settled = getattr(self.config, key) if value is ... else value
         because = SET if is_set else "the default"
-        self.settle(path, settled, because, "manifest" if is_set else "preset")
+        self.settle(path, settled, because, "manifest" if is_set else "preset", key)
 
     def unknown(self, reason: str, *paths: str) -> None:
         """Record that values are unknown, and why."""

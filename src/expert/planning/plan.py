@@ -33,6 +33,7 @@ from expert.planning.choose.recipe import (
     settle_watching,
 )
 from expert.planning.choose.sanity import warn_of_settings
+from expert.planning.choose.savings import suggest_savings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import tiny_settings_warnings
 from expert.planning.decisions import Source
@@ -64,6 +65,7 @@ def make_plan(
     survey: Survey | None = None,
     plain_text: bool | None = None,
     kept: ResumedChoices | None = None,
+    on_command_line: frozenset[str] = frozenset(),
     ranks: int = 1,
     nodes: int = 1,
 ) -> RunPlan:
@@ -71,7 +73,8 @@ def make_plan(
 
     Without measurements, benchmark results are ignored: a benchmark measures for itself. `survey`:
     what is known about the rows; without one, the files are examined. `plain_text`: whether the
-    rows are texts without answers, if known. `kept`: choices of a resumed run. `ranks`: processes
+    rows are texts without answers, if known. `kept`: choices of a resumed run. `on_command_line`:
+    keys that were set there. `ranks`: processes
     on all `nodes` together, each with a device like the target.
     """
     spec = choose_model(manifest, model)
@@ -88,8 +91,11 @@ def make_plan(
         survey=survey or survey_data(dataset, folder, characters=is_char_model),
         plain_text=plain_text,
         kept=kept or ResumedChoices(),
+        on_command_line=on_command_line,
     )
-    _settle_all(draft, read_rates(measurements_file(environ)) if use_measurements else [])
+    benchmarks = read_rates(measurements_file(environ)) if use_measurements else []
+    _settle_all(draft, benchmarks)
+    suggest_savings(draft, lambda other: _settle_all(other, benchmarks))
     return RunPlan.model_validate(
         {
             "expert": manifest.name,

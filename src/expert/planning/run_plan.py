@@ -12,6 +12,10 @@ from expert.manifest.schema.kinds import Engine
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Decision, Remark, Source
 
+EVALUATION_SHARE = 1 / 3
+"""Cost of evaluating as many positions as in a step, until one was measured: only the forward, and
+the backward takes twice that."""
+
 
 class Slice(BaseModel):
     """A section of the plan."""
@@ -123,6 +127,15 @@ class LengthPlan(Slice):
     """From the start to the end of the run, at best and at worst; None where nothing like it was
     measured."""
 
+    @property
+    def epochs_reached(self) -> float | None:
+        """How many epochs a run makes that max_steps ends before its last; None if nothing does, or
+        if unknown."""
+        total, per_epoch = self.total_steps, self.steps_per_epoch
+        if not self.max_steps or total is None or not per_epoch or total < self.max_steps:
+            return None
+        return total / per_epoch if total < self.epochs * per_epoch else None
+
 
 class WatchPlan(Slice):
     logging_steps: int
@@ -146,6 +159,8 @@ class WatchPlan(Slice):
     hang_seconds: float = 600.0
     """Time without progress before the run is stopped; 0: never."""
     on_sigusr1: Literal["save", "stop"] = "save"
+    eval_rows: int | None = None
+    """Validation rows evaluated at most; None: all."""
 
 
 class StabilityPlan(Slice):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from expert.core.errors import ExpertError, ManifestError, Problem
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.planning.choose.recipe import NEEDS_END
-from expert.planning.decisions import Remark
+from expert.planning.decisions import REQUESTED, Remark
 from expert.planning.machine.target import Target, choose_target
 from expert.planning.memory.fitting import even_split
 from expert.planning.models.resolve import resolve_model
@@ -102,6 +102,7 @@ class Opened:
         asked = dict(self.asked)
         if read.manifest.training.config.overlong != "auto":
             asked["plain_text"] = None
+        asked["on_command_line"] = read.keys_on_command_line
         return make_plan(read.manifest, self.target, folder=read.folder, survey=survey, **asked)
 
     def restream(self, plan: RunPlan) -> Stream:
@@ -152,6 +153,7 @@ def open_run(
         "ranks": ranks,
         "nodes": nodes,
         "kept": resumed.kept if resumed else None,
+        "on_command_line": read.keys_on_command_line,
         "plain_text": _are_plain_text(read, sources, fetch=data != "counted"),
     }
     opened = Opened(
@@ -192,7 +194,7 @@ def open_planned(plan: RunPlan, read: ReadManifest, machine: Machine) -> Opened:
     if data.order is not None:
         share = plan.parallel.share_of(data.order.bins_per_step)
         micro = min(plan.batch.micro_batch, share)
-        if plan.source_of("batch.micro_batch") != "manifest":
+        if plan.source_of("batch.micro_batch") not in REQUESTED:
             micro, _ = even_split(share, micro, on_gpu=plan.kernels.device == "cuda")
         total = data.order.steps_in(plan.length.epochs)
         values = {

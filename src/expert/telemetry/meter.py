@@ -22,10 +22,6 @@ KEPT_STEPS = 1000
 SETTLING_STEPS = 3
 """First steps, which compile and fill caches: not representative of the rest."""
 
-EVALUATION_SHARE = 1 / 3
-"""Cost of evaluating as many positions as in a step, until one was measured: only the forward, and
-the backward takes twice that."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepCounts:

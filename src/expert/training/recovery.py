@@ -9,7 +9,7 @@ from typing import Any, Literal
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.choose.sequences import VARLEN_ATTENTION
-from expert.planning.decisions import Decision
+from expert.planning.decisions import REQUESTED, Decision
 from expert.planning.run_plan import RunPlan
 
 ATTENTION_AFTER = {"flex": "flash", "flash4": "flash", "flash": "sdpa", "sdpa": "eager"}
@@ -155,7 +155,7 @@ def _may_quantise(plan: RunPlan) -> bool:
     """Whether the manifest left it open, only an adapter is trained, and the GPU has kernels."""
     source = next((d.source for d in plan.decisions if d.path == "model.quantization"), "manifest")
     return (
-        source != "manifest"
+        source not in REQUESTED
         and plan.model.quantization == "none"
         and plan.model.name != CHAR_GPT
         and plan.adapter.type != "full"

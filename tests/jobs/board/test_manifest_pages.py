@@ -95,7 +95,7 @@ def test_the_plan_is_that_of_the_card_and_of_what_was_typed(made):
     }
     good = made.post(place, {"gpu": "rtx-4090", "set": typed}).json()
     assert good["wrong"] == []
-    for words in ("GeForce RTX 4090", "7.0 epochs", "bf16 tensor cores", "Steps"):
+    for words in ("GeForce RTX 4090", "7 epochs", "bf16 tensor cores", "Steps"):
         assert words in good["html"]
     faults = {"soft_prompts": "- tokens: 4", f"{CONFIG}lr_scheduler_kwargs": "{min_lr: soon}"}
     faults[f"{CONFIG}batch_size"] = "many"

@@ -41,6 +41,11 @@ BAR_CELLS = 8
 PARTS_TO_DROP = ("data_wait", "epoch", "rate", "memory", "steps", "gpu", "speed", "eta", "loss")
 SPINNER_ENDS_AT = ("step", "finished", "stopped", "failed")
 """Other events before the first step are lines above the spinner, which stays."""
+ORDINARY = (
+    *("made from the same data and settings", "first use of this data"),
+    "it was not prepared before",
+)
+"""Reasons to reuse tokens, or to make them, that nobody wonders about."""
 ONLY_IN_THE_BAR = ("epoch",)
 """A log is read as a column of numbers, and has a line at the end of every epoch."""
 
@@ -118,7 +123,9 @@ class RunProgress:
         kind = event.get("event")
         if self._live and kind in SPINNER_ENDS_AT:
             self._waiting()
-        if self._live and kind == "failed":
+        if self._live and (
+            kind == "failed" or (kind == "data" and event.get("because") in ORDINARY)
+        ):
             return
         self._evaluation = None
         if kind == "started":

@@ -218,6 +218,16 @@ def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
     return np.arange(index.bins)
 
 
+def evaluated_bins(plan: RunPlan, index: PackIndex, most: int | None) -> NDArray[np.int64]:
+    """The sequences that hold `most` rows of a split, spread evenly and always the same, in the
+    order of an evaluation; all of them if it has no more rows."""
+    order = evaluation_order(plan, index)
+    if most is None or index.examples <= most:
+        return order
+    count = max(1, index.bins * most // index.examples)
+    return order[np.isin(order, np.arange(count) * index.bins // count)]
+
+
 @contextmanager
 def split_batches(
     plan: RunPlan,

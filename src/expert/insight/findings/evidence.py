@@ -11,6 +11,7 @@ from expert.insight.record import RunRecord, listed, mapping
 from expert.insight.step.anatomy import Anatomy, StepAnatomy, finite, median, number
 from expert.insight.step.bands import Band, expected_band
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
+from expert.planning.decisions import REQUESTED
 from expert.planning.machine.cards import card_by_nvml_name
 from expert.planning.memory.memory import CONTEXT_BYTES
 from expert.planning.run_plan import RunPlan
@@ -110,7 +111,7 @@ class Evidence:
 
     def requested(self, path: str) -> bool:
         """Whether the manifest set it, rather than the planner or a fallback."""
-        return self.decision(path).get("source") == "manifest"
+        return self.decision(path).get("source") in REQUESTED
 
     def setting_words(self, path: str) -> str:
         """`you set X: value`, or why the planner chose it."""

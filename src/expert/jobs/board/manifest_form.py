@@ -20,7 +20,7 @@ from typing import Any
 from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
 from expert.core.links import open_plain, refuse_links
 from expert.core.process import run_program
-from expert.core.text import duration_range, gib
+from expert.core.text import duration_range, epochs_in_words, gib
 from expert.insight.page.plan import plan_section
 from expert.insight.record import RunRecord, mapping
 from expert.insight.step.anatomy import finite
@@ -30,6 +30,7 @@ from expert.jobs.board.render import page, part
 from expert.jobs.board.views import output_lines
 from expert.manifest.explain import KeyHelp, explain
 from expert.planning.machine.cards import CARDS
+from expert.planning.run_plan import LengthPlan
 
 CONFIG = "training.config."
 GROUPS = (
@@ -176,7 +177,9 @@ def _summary(plan: dict[str, Any]) -> tuple[str, str, list[tuple[str, str, str]]
         cards.append(("Memory", gib(peak), f"of {gib(budget)}" if budget else ""))
     steps = finite(length.get("total_steps"))
     if steps is not None:
-        cards.append(("Steps", f"{steps:,.0f}", f"{length.get('epochs')} epochs"))
+        known = LengthPlan.model_validate(length)
+        epochs = epochs_in_words(known.epochs, known.epochs_reached)
+        cards.append(("Steps", f"{steps:,.0f}", epochs))
     times = length.get("expected_seconds")
     if isinstance(times, list) and len(times) == 2:
         cards.append(("Time", duration_range(*times), "estimate"))

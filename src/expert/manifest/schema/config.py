@@ -82,7 +82,10 @@ class TrainingConfig(StrictSection):
     micro_batch_size: Count | Auto = AUTO
     """Micro-batch size, in rows or packed sequences; auto: as large as fits."""
     eval_batch_size: Count | Auto = AUTO
-    """Batch size in evaluation, in rows or packed sequences; auto: as large as fits."""
+    """Batch size in evaluation, in rows (about so many if packed); auto: as large as fits."""
+    eval_max_rows: Count | Auto | None = AUTO
+    """Validation rows evaluated at most, the same ones each time; auto: as many as take up to a
+    tenth of the time between evaluations; null: all."""
     warmup_steps: NonNegativeInt | None = None
     """Warm-up steps; warmup_ratio takes precedence."""
     warmup_ratio: Share | None = None

@@ -14,6 +14,7 @@ from expert.planning.choose.fastest import (
     settle_graphs,
 )
 from expert.planning.choose.kernels import base_quantization
+from expert.planning.choose.sequences import evaluated_sequences
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.machine.cards import AMPERE
@@ -28,7 +29,6 @@ from expert.planning.memory.fitting import (
     fits,
     largest_batch,
     peak_bytes,
-    suggest_fit,
 )
 from expert.planning.memory.memory import GIB, base_bytes
 from expert.planning.memory.shards import MASTER_BYTES
@@ -214,12 +214,14 @@ def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> int:
             return peak_bytes(draft, replace(work, evaluated_rows=rows)) > budget
         return eval_bytes(draft, replace(work, rows=rows)) > budget
 
-    asked = draft.config.eval_batch_size
-    if asked != "auto":
-        draft.settle(path, asked, SET, "manifest")
-        if too_large(asked):
-            draft.warn(path, f"an evaluation batch of {asked} will not fit")
-        return int(asked)
+    if asked := evaluated_sequences(draft):
+        rows, because = asked
+        while rows > 1 and too_large(rows):
+            rows //= 2
+        if rows < asked[0]:
+            because = f"{counted(asked[0], 'sequence')} would not fit {_gib(draft)}"
+            draft.warn(path, f"eval_batch_size {draft.config.eval_batch_size}: {because}: {rows}")
+        return int(draft.settle(path, rows, because, "manifest", "eval_batch_size"))
     rows, because = 1, f"no backward, so as many as fit, at most {largest}"
     if work.captured:
         # Beside captured passes: as many as in training, more if memory is plentiful.
@@ -255,9 +257,6 @@ def _settle_memory(draft: PlanDraft, work: Workload) -> None:
     draft.settle("memory.workload", stored, "the estimated workload")
     draft.settle("memory.parts", parts, "estimate by purpose")
     draft.settle("memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB")
-    if peak > budget:
-        text = f"needs {peak / GIB:.1f} GiB and has {budget / GIB:.1f} GiB"
-        draft.warn("memory.fits", f"{text}: {suggest_fit(draft, work)}")
 
 
 def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) -> None:
@@ -279,7 +278,8 @@ def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) ->
     because = f"{'one' if written == 'auto' else 'as written'}; what fits is not known: {reason}"
     draft.settle("batch.micro_batch", micro, because, source)
     _settle_accumulation(draft, sequences, micro)
-    because = "the same as in training"
-    draft.choose("batch.eval_batch", "eval_batch_size", micro, because, "preset")
+    evaluated, because = evaluated_sequences(draft) or (micro, "the same as in training")
+    source = "preset" if config.eval_batch_size == "auto" else "manifest"
+    draft.settle("batch.eval_batch", evaluated, because, source, "eval_batch_size")
     _settle_budget(draft)
     draft.unknown(reason, *(f"memory.{key}" for key in ("peak_bytes", "parts", "fits", "workload")))

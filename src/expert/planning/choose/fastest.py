@@ -15,7 +15,12 @@ from typing import NamedTuple
 from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
 from expert.planning.choose.length import peak_flops, total_tokens
 from expert.planning.choose.rates import COLD_COMPILE, MEASURED_CARD, PassSeconds, pass_seconds
-from expert.planning.choose.sequences import captured_fill, captured_flat, occupied
+from expert.planning.choose.sequences import (
+    captured_fill,
+    captured_flat,
+    evaluated_sequences,
+    occupied,
+)
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import (
@@ -88,12 +93,12 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     if obstacle:
         return no(obstacle)
     flat = not base.compiled and captured_flat(draft, base.attention)
-    evaluated = draft.config.eval_batch_size
+    evaluated = evaluated_sequences(draft)
     captured = replace(
         base,
         captured=True,
         widths=CAPTURED_WIDTHS if flat else 1,
-        evaluated_rows=None if evaluated == "auto" else evaluated,
+        evaluated_rows=evaluated and evaluated[0],
         evaluated_row_tokens=draft["data.max_seq_length"],
     )
     way = fastest_fit(draft, captured, sequences)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
-from expert.core.text import counted
+from expert.core.text import counted, epochs_in_words
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.planning.decisions import Source
 from expert.planning.draft import PlanDraft
@@ -69,22 +69,19 @@ def settle_length(draft: PlanDraft) -> None:
         because = f"prepared: {known.rows:,} rows in {known.sequences:,} sequences, {each} per step"
     draft.settle("length.steps_per_epoch", steps, because, source)
     total = math.ceil(steps * Fraction(str(epochs)))  # 1.1 × 50 is 55, not 55.0…01
-    because = f"{steps} × {_epochs(epochs)}"
+    because = f"{steps} × {epochs_in_words(epochs)}"
     if limit and limit < total:
         total, because = limit, "max_steps"
     elif limit and limit > total:
-        ends = (
-            f"{_epochs(epochs)} {'ends' if epochs == 1 else 'end'} after {counted(total, 'step')}"
+        ends = "ends" if epochs == 1 else "end"
+        text = (
+            f"{epochs_in_words(epochs)} {ends} after {counted(total, 'step')}, before the {limit} "
         )
-        text = f"{ends}, before the {limit} of max_steps  (raise epochs to train longer)"
+        text += "of max_steps  (raise epochs to train longer)"
         draft.supersede(MAX_STEPS, text)
     draft.settle("length.total_steps", total, because, source)
     if rows == 0:
         draft.warn("length.rows", f"there are no rows to train on: {survey.because}")
-
-
-def _epochs(number: float) -> str:
-    return "1 epoch" if number == 1 else f"{number:g} epochs"
 
 
 def total_tokens(draft: PlanDraft) -> float | None:

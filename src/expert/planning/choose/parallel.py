@@ -13,7 +13,6 @@ from expert.planning.memory.fitting import (
     budget_of,
     host_bytes_of_node,
     peak_bytes,
-    suggest_fit,
     with_fewest_checkpointed,
 )
 from expert.planning.memory.shards import checkpoint_bytes
@@ -95,9 +94,6 @@ def _settle_offload(draft: PlanDraft, work: Workload | None) -> None:
     because = f"without it {gib(on_the_card)} of {gib(budget_of(draft))} would be needed"
     draft.settle(path, True, f"the last resort: {because}")
     text = "slow: weights, gradients and optimizer steps go through the memory of the machine"
-    if draft.cluster.ranks == 1:
-        alone = replace(work, engine="single", shards=1, offload=False)
-        text += f"; on the card, {suggest_fit(draft, alone)}"
     draft.warn(path, text)
     needed = host_bytes_of_node(draft, work)
     what = "weights, gradients and optimizer state" if work.is_full_finetune else "weights"

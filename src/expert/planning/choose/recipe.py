@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import read_json
+from expert.core.text import counted
 from expert.manifest.schema.kinds import ADAPTERS, SCHEDULES, takes
 from expert.manifest.schema.manifest import Adapter, CharGptShape
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
 from expert.planning.models.shapes import PROJECTIONS
+from expert.planning.run_plan import EVALUATION_SHARE
 
 DEFAULT_RANK = 16
 # Layers that some Llama-like models have instead of, or in addition to, the usual seven.
@@ -21,6 +23,7 @@ FULL_RATE = 2e-5
 PROMPT_RATE = 5e-3
 SCRATCH_RATE = 1e-3
 SECONDS_WITHOUT_PROGRESS, SECONDS_TO_COMPILE = 60.0, 600.0
+EVALUATED_TIME, LEAST_EVALUATED_ROWS = 0.1, 32
 DEFAULT_WARMUP_RATIO = 0.03
 STREAMED_SAVE_STEPS = 500
 NEEDS_END = "needs the total number of steps, which a stream does not have"
@@ -257,7 +260,28 @@ def _settle_evaluation(draft: PlanDraft) -> bool:
     strategy = draft.choose(path, "evaluation_strategy", chosen, because, "preset")
     if strategy != "no" and not has_rows:
         draft.warn(path, "there are no validation rows to evaluate")
+    _settle_evaluated_rows(draft, strategy)
     return strategy != "no" and has_rows
+
+
+def _settle_evaluated_rows(draft: PlanDraft, strategy: str) -> None:
+    """At most so many validation rows that evaluating takes a small share of the time."""
+    config, path, key = draft.config, "watch.eval_rows", "eval_max_rows"
+    steps = config.eval_steps
+    if strategy == "epoch":
+        per_epoch = draft["length.steps_per_epoch"]
+        steps = per_epoch * config.eval_every_epochs if per_epoch else None
+    steps = min(filter(None, (steps, draft["length.total_steps"])), default=None)
+    if config.eval_max_rows != "auto":
+        draft.settle_from_config(path, key)
+    elif strategy == "no" or steps is None:
+        because = "nothing is evaluated" if strategy == "no" else "how often is not known yet"
+        draft.settle(path, None, because, "preset")
+    else:
+        trained = steps * draft["batch.examples_per_update"]
+        rows = max(LEAST_EVALUATED_ROWS, int(EVALUATED_TIME / EVALUATION_SHARE * trained))
+        because = f"a tenth of the time of {counted(steps, 'step')}, or {LEAST_EVALUATED_ROWS} rows"
+        draft.settle(path, rows, because, "preset")
 
 
 def _settle_saving(draft: PlanDraft) -> None:

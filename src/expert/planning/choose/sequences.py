@@ -229,6 +229,21 @@ def settle_step(draft: PlanDraft) -> tuple[int | None, int]:
     return sequences, length if survey.longest_tokens is None else positions
 
 
+def evaluated_sequences(draft: PlanDraft) -> tuple[int, str] | None:
+    """How many sequences hold the rows of eval_batch_size, and why; None for auto. Sequences of an
+    evaluation have the full length."""
+    asked, length = draft.config.eval_batch_size, draft["data.max_seq_length"]
+    if asked == "auto" or not draft.packed:
+        return None if asked == "auto" else (asked, SET)
+    known, mean = draft.packed_rows, draft.survey.mean_tokens
+    if known is not None:
+        mean = known.length * known.fill / known.rows_per_sequence
+    each = PACKED_FILL * length / min((mean or length) + draft.soft_tokens, length)
+    rows = f"about {max(1, each):.1f} per sequence" if mean else "of unknown length"
+    sequences = max(1, round(asked / max(1, each)))
+    return sequences, f"eval_batch_size {asked} is rows, {rows}"
+
+
 def _settle_examples(draft: PlanDraft) -> int:
     config, kept = draft.config, draft.kept.examples_per_update
     times = config.gradient_accumulation_steps

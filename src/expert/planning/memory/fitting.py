@@ -21,7 +21,6 @@ MARGIN = 0.95
 # 10.7 s with 64 (docs/benchmarks/cpu-at-once.json); beside other processes the gap was wider.
 CPU_TOKENS_PER_PASS = 4096
 LONGEST_SEARCH = 10_000
-SHORTEST_ADVISED = 64
 
 
 @dataclass(frozen=True)
@@ -202,51 +201,3 @@ def eval_bytes(draft: PlanDraft, work: Workload) -> int:
     guess = estimate_here(draft, work)
     one_block = replace(work, shape=replace(work.shape, layers=1), recomputed_blocks=0)
     return guess.total - guess["activations"] + estimate(one_block)["activations"]
-
-
-def suggest_fit(draft: PlanDraft, work: Workload) -> str:
-    """The changes that would make it fit, cheapest first and added one by one."""
-    words: list[str] = []
-    for key, changed in _savings(draft, work):
-        if changed == work:
-            continue
-        work = changed
-        words.append(key)
-        if fits(draft, work):
-            return f"{' with '.join(words)} would fit"
-    return "no setting makes this model fit here: take a smaller model or a larger card"
-
-
-def _savings(draft: PlanDraft, work: Workload) -> Iterator[tuple[str, Workload]]:
-    """Every way to save memory with this model and device, each on top of the previous."""
-    if work.engine == "replicated":
-        work = replace(work, engine="sharded", shards=draft.cluster.ranks_per_node)
-        work = with_shardable_optimizer(draft, work)
-        yield "distributed: sharded", work
-    small = replace(work, fused_loss=True)
-    yield "fused_loss: true", small
-    small = replace(small, attention="sdpa" if small.attention == "eager" else small.attention)
-    yield "attention: sdpa", small
-    small = replace(small, rows=1)
-    yield "micro_batch_size: 1", small
-    small = replace(small, recomputed_blocks=small.shape.layers)
-    yield "gradient_checkpointing: full", small
-    may = draft.on_gpu and small.is_full_finetune and not small.is_sharded
-    if may and small.optimizer != "sgd":
-        small = replace(small, optimizer="adamw_bnb_8bit")
-        yield "optim: adamw_bnb_8bit", small
-    if draft.is_char_model:
-        return
-    if small.is_full_finetune:
-        small = replace(small, adapter="lora", rank=16, optimizer=work.optimizer)
-        yield "adapter_type: lora", small
-    if draft.on_gpu:
-        small = replace(small, quantization="int4")
-        yield "quantization: int4", small
-    length = small.row_tokens // 2
-    while length >= SHORTEST_ADVISED:
-        shorter = replace(small, row_tokens=length)
-        if fits(draft, shorter) or length // 2 < SHORTEST_ADVISED:
-            yield f"max_seq_length: {length}", shorter
-            return
-        length //= 2

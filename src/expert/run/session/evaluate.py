@@ -13,7 +13,13 @@ import torch
 from expert.data.feed.feed import Batch
 from expert.data.feed.loader import padded_rows
 from expert.data.feed.order import RankBatch
-from expert.data.feed.run_data import RunData, evaluation_shape, split_batches, training_feed
+from expert.data.feed.run_data import (
+    RunData,
+    evaluated_bins,
+    evaluation_shape,
+    split_batches,
+    training_feed,
+)
 from expert.data.prepared import PreparedSplit
 from expert.parallel.group import PeerFailed
 from expert.planning.run_plan import RunPlan
@@ -36,7 +42,8 @@ def evaluate_validation(session: Session) -> EvalResult | None:
 
 
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
-    """Evaluate all rows of a split; None if a signal interrupted it."""
+    """Evaluate a split, of the validation rows as many as planned; None if a signal interrupted
+    it."""
     began = time.monotonic()
     session.group.progress()
     sums = _evaluate_fitting(session, split, most=None)
@@ -76,8 +83,10 @@ def _evaluate_fitting(
         try:
             world = session.group.world
             shape = evaluation_shape(plan, _evaluated(session), rows=rows, world=world)
+            bins = evaluated_bins(plan, split.index, _most_rows(session, split))
+            rows = min(rows, -(-len(bins) // world.size))
             with split_batches(
-                plan, split, rows=rows, device=session.device, world=world, shape=shape
+                plan, split, rows=rows, device=session.device, world=world, shape=shape, bins=bins
             ) as batches:
                 shown = batches if most is not None else _shown(session, split, batches)
                 return evaluate(
@@ -105,6 +114,18 @@ def _evaluate_fitting(
         fall_back(session, after, type(failure).__name__)
 
 
+def _most_rows(session: Session, split: PreparedSplit) -> int | None:
+    return session.plan.watch.eval_rows if split is session.data.validation else None
+
+
+def _rows_to_evaluate(session: Session, split: PreparedSplit) -> int:
+    index, most = split.index, _most_rows(session, split)
+    if most is None or index.examples <= most:
+        return index.examples
+    bins = evaluated_bins(session.plan, index, most)
+    return round(index.examples * len(bins) / index.bins)
+
+
 def _stop_requested(session: Session) -> bool:
     session.group.barrier()  # a signal to one rank stops all
     return session.group.signal is not None
@@ -113,7 +134,7 @@ def _stop_requested(session: Session) -> bool:
 def _shown(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
     """Pass batches on and report how many rows were launched. Never waits for the device, which is
     at most a few batches behind."""
-    rows, report = split.index.examples, session.callbacks.evaluating
+    rows, report = _rows_to_evaluate(session, split), session.callbacks.evaluating
     launched = 0
     report(split.name, 0, rows)
     for batch in batches:
@@ -161,7 +182,7 @@ def probe(session: Session) -> None:
         sums = _evaluate_fitting(session, split, most=1)
         # On a card the time includes compiling, and of padded rows the longest come first.
         if sums is not None and device.type == "cpu" and not session.plan.is_padded:
-            share = sums.examples / max(1, split.index.examples)
+            share = sums.examples / max(1, _rows_to_evaluate(session, split))
             _record_time(session, split, time.monotonic() - began, share=share)
     del reserved
 

@@ -43,7 +43,7 @@ NO_EFFECT_ON_WEIGHTS = frozenset(
         *("gradient_checkpointing_kwargs", "cudnn_benchmark", "deterministic"),
         *("vram_limit", "device", "distributed"),
         # Reads or stores weights between steps.
-        *("eval_batch_size", "logging_steps", "save_strategy", "save_steps"),
+        *("eval_batch_size", "eval_max_rows", "logging_steps", "save_strategy", "save_steps"),
         *("save_every_epochs", "save_total_limit", "evaluation_strategy", "eval_steps"),
         *("eval_every_epochs", "load_best_model_at_end", "metric_for_best_model"),
         *("greater_is_better", "early_stopping_patience", "early_stopping_threshold"),

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from expert.data.feed.run_data import RunData
+from expert.data.feed.run_data import RunData, evaluated_bins
 from expert.data.prepared import PreparedSplit
 from expert.model import blocks
-from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import EVALUATION_SHARE, RunPlan
 from expert.telemetry import cpu
 from expert.telemetry.gpu import GpuSampler, allocator_stats
-from expert.telemetry.meter import EVALUATION_SHARE, Meter, RemainingEvaluations
+from expert.telemetry.meter import Meter, RemainingEvaluations
 from expert.telemetry.timeline import Timeline
 from expert.training.loop import LoopPlan
 from expert.training.recorder import Emit, MoreFields, RecompileCounter, Recorder
@@ -184,13 +184,17 @@ def remaining_evaluations(plan: RunPlan, data: RunData) -> RemainingEvaluations 
     if data.train is not None and data.order is not None:
         of_step = positions(data.train) / max(1, data.order.steps_per_epoch)
 
-    def cost(split: PreparedSplit | None) -> float:
-        return 0.0 if split is None or not of_step else positions(split) / of_step
+    def cost(split: PreparedSplit | None, most: int | None = None) -> float:
+        if split is None or not of_step:
+            return 0.0
+        share = len(evaluated_bins(plan, split.index, most)) / max(1, split.index.bins)
+        return share * positions(split) / of_step
 
     return RemainingEvaluations(
         total_steps=total,
         every=loop.eval_every,
         at_end=evaluates,
-        validation=EVALUATION_SHARE * cost(data.validation if evaluates else None),
+        validation=EVALUATION_SHARE
+        * cost(data.validation if evaluates else None, plan.watch.eval_rows),
         test=EVALUATION_SHARE * cost(data.test),
     )

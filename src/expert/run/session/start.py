@@ -90,14 +90,10 @@ def started_facts(folder: RunFolder, plan: RunPlan, opened: Opened) -> dict[str,
 def _cut_short(length: LengthPlan) -> dict[str, Any]:
     """If max_steps ends a run before its epochs do: how many epochs that is; unknown for a
     stream."""
-    total, per_epoch = length.total_steps, length.steps_per_epoch
-    if not length.max_steps or total is None or total < length.max_steps:
-        return {}
-    if per_epoch is None:
-        return {"ends_by": "max_steps"}
-    if total >= length.epochs * per_epoch:
-        return {}
-    return {"ends_by": "max_steps", "epochs_to_come": total / per_epoch}
+    if length.epochs_reached is not None:
+        return {"ends_by": "max_steps", "epochs_to_come": length.epochs_reached}
+    endless = length.steps_per_epoch is None and length.max_steps is not None
+    return {"ends_by": "max_steps"} if endless and length.total_steps == length.max_steps else {}
 
 
 def report_data(session: Session) -> None:
