@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
-from expert.core.links import open_plain, refuse_links
+from expert.core.links import open_plain
 from expert.core.process import run_program
 from expert.core.text import duration_range, gib
 from expert.insight.page.plan import plan_section
 from expert.insight.record import RunRecord, mapping
 from expert.insight.step.anatomy import finite
-from expert.jobs.board.actions import FOLDER, ActionRefused, environment
+from expert.jobs.board.actions import ActionRefused, environment, state_folder
 from expert.jobs.board.folders import BoardItem
 from expert.jobs.board.render import page, part
 from expert.jobs.board.views import output_lines
@@ -209,9 +209,8 @@ def run_command(words: Sequence[str]) -> tuple[int, str, str]:
 async def save_upload(parts: AsyncIterator[bytes], root: Path, name: str) -> Path:
     """Write an uploaded file to a new folder below the board's; ActionRefused if it is too large or
     stalls."""
-    folder = root / FOLDER / f"rows-{secrets.token_hex(6)}"
-    refuse_links(folder, below=root)
-    folder.mkdir(parents=True)
+    folder = state_folder(root) / f"rows-{secrets.token_hex(6)}"
+    folder.mkdir(mode=0o700)
     file = folder / (re.sub(r"[^\w.-]+", "-", name).strip(".-")[-80:] or "rows.jsonl")
     seen = 0
     try:
