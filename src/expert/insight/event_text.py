@@ -206,7 +206,9 @@ def lines_without_step(event: Event) -> list[Line]:
             return [(f"loaded the best checkpoint: step {word('step')}", "")]
         case "stopped":
             code = field(event, "exit_code", "(exit code {:.0f})")
-            return [(_joined(f"stopped: {word('reason')}", code, gap=" "), "bold red")]
+            return [
+                (_joined(_joined("stopped", word("reason"), gap=": "), code, gap=" "), "bold red")
+            ]
         case "failed":
             return [(f"failed: {word('error')}", "bold red")]
         case "finished":
@@ -297,12 +299,11 @@ def _finished(event: Event) -> list[Line]:
     last = field(event, "last_eval_loss", "last {}", loss)
     if event.get("eval_loss") != event.get("last_eval_loss") and last:
         best = f"{best}, {last}" if best else last.replace("last", "last validation loss")
-    rate = field(event, "tokens_per_second", "{:,.0f} tok/s")
     text = _joined(
         _joined("finished", taken, gap=" "),
-        field(event, "loss", "mean loss {}", loss),
+        field(event, "smoothed_loss", "loss {}", loss),
         best,
-        _joined(rate, _without_warmup(event), gap=" "),
+        field(event, "median_tokens_per_second", "{:,.0f} tok/s"),
     )
     final = [(f"final: {event['final']}", "bold")] if event.get("final") else []
     return [(text, "bold green"), *final]

@@ -17,7 +17,7 @@ from expert.insight.step.anatomy import finite
 COLOURS = 6
 NOT_COMPARED = ("decisions", "remarks")
 MEASURES: dict[str, tuple[Callable[[RunFacts], float | None], Callable[[float], str]]] = {
-    "loss, last line": (lambda run: run.last_loss[1] if run.last_loss else None, loss),
+    "loss": (lambda run: run.last_loss[1] if run.last_loss else None, loss),
     "validation loss, best": (
         lambda run: finite(run.best_eval["loss"]) if run.best_eval else None,
         loss,

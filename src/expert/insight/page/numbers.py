@@ -75,9 +75,7 @@ def _losses(run: RunFacts) -> Iterator[Measured]:
         yield "Loss", None, "no finite loss was logged" if run.steps else "no step was logged"
     else:
         step, last = run.last_loss
-        first = finite(run.steps[0].get("loss"))
-        began = f", first {loss(first)}" if first is not None and len(run.steps) > 1 else ""
-        yield "Loss", loss(last), f"last log line, at step {step:,.0f}{began}"
+        yield "Loss", loss(last), f"smoothed, at step {step:,.0f}"
     best = run.best_eval
     if best is None:
         why = "no finite loss was measured" if run.evals else "nothing was evaluated"
@@ -94,14 +92,12 @@ def _losses(run: RunFacts) -> Iterator[Measured]:
 
 def _speeds(run: RunFacts) -> Iterator[Measured]:
     """The medians of an average step, as in the verdict."""
-    step, whole = run.anatomy.step, finite(run.finished.get("tokens_per_second"))
+    step = run.anatomy.step
     rate = step.tokens_per_second if step is not None else None
-    note = "median of the log lines"
-    note += f"; {whole:,.0f} over the whole run" if whole is not None else ""
     if rate is None:
         yield "Tokens per second", None, "no step was timed"
     else:
-        yield "Tokens per second", f"{rate:,.0f}", note
+        yield "Tokens per second", f"{rate:,.0f}", "median at normal pace"
     if step is None or step.gpu_utilization is None:
         yield "GPU utilization", None, "not measured" if run.on_gpu else "the run had no GPU"
     else:

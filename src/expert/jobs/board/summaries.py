@@ -71,7 +71,7 @@ class Summary:
         total = f" / {status.total_steps:,}" if status.total_steps else ""
         known: dict[str, tuple[Any, Callable[[Any], str]]] = {
             "step": (status.step, lambda n: f"{n:,}{total}"),
-            "loss": (next((y for _, y in reversed(self.losses) if y is not None), None), loss),
+            "loss": (status.loss, loss),
             "validation loss": (status.eval_loss, loss),
             "best validation": (status.best_eval_loss, loss),
             "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
