@@ -207,7 +207,7 @@ def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trai
     assert page.reasons.startswith("Learning: The training loss fell from 2.1850 to 1.0075. ")
     assert " Speed: compute-bound. Good. " in page.reasons
     assert page.tone == "warning"
-    assert next(iter(page.sections)).name == "numbers"
+    assert next(iter(page.sections)).name == "loss"
     assert "<b>90.0%</b><small>70.0% to 97.0%</small>" in section_of(page, "validation")
     without = page_of(write_run(tmp_path / "other", usual()))
     assert "It is not validated yet: run expert validate." in without.reasons

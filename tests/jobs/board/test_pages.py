@@ -78,7 +78,7 @@ def test_a_run_shows_the_sections_of_its_report_and_its_status(folder):
     assert 'data-state="finished"' in page
     assert 'role="progressbar"' in page
     text = text_of(page.partition('id="sections"')[2].partition("</nav>")[0])
-    assert "Key numbers Findings Learning Speed Where the time went What happened" in text
+    assert "Loss Findings Key numbers Learning Speed Where the time went What happened" in text
 
 
 def test_the_comparison_is_that_of_the_report(folder):

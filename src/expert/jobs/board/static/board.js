@@ -13,7 +13,7 @@ function parsed(html) {
 
 // --- live elements --------------------------------------------------------------------------
 
-const CONTAINERS = "section, .grid";
+const CONTAINERS = "section, section > details, .grid";
 
 function inUse(element) {
   const active = document.activeElement;
