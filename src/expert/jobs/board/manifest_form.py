@@ -42,8 +42,9 @@ GROUPS = (
     ("", "About the expert"),
 )
 """Groups of keys by prefix; the first match counts."""
-SHOWN_KEYS = ("epochs", "learning_rate", "batch_size", "max_seq_length", "adapter_type", "rank",
-         "packing", "optim")  # fmt: skip
+SHOWN_KEYS = ("base_models[0].name", *(f"{CONFIG}{name}" for name in (
+    "epochs", "learning_rate", "batch_size", "max_seq_length", "adapter_type", "rank", "packing",
+    "optim")))  # fmt: skip
 """Keys shown without opening a group."""
 SECTIONS = ("training", "training.config", "training.dataset", "training.decoding")
 """Objects without a field, since each of their keys has one."""
@@ -64,8 +65,12 @@ def keys() -> dict[str, KeyHelp]:
     """The keys that have a field, by path as in `--set`: all but those of entries of lists and
     objects, which are written as a whole; of several base models the first, which is trained."""
     found = {key.path.replace("base_models[]", "base_models[0]"): key for key in explain()}
-    return {path: key for path, key in found.items()
-            if path not in SECTIONS and not re.search(r"\[\]|<name>", path)}  # fmt: skip
+    return {
+        path: key
+        for path, key in found.items()
+        if path not in SECTIONS and not re.search(r"\[\]|<name>", path)
+        and not key.meaning.startswith("Superseded")
+    }  # fmt: skip
 
 
 def manifest_page(found: BoardItem) -> str:
@@ -78,7 +83,7 @@ def manifest_page(found: BoardItem) -> str:
     except (ExpertError, OSError):  # the plan shows the problem
         written = {}
     fields = {path: _field(path, key, _value(written, path)) for path, key in keys().items()}
-    first = [fields.pop(f"{CONFIG}{name}") for name in SHOWN_KEYS]
+    first = [fields.pop(path) for path in SHOWN_KEYS]
     groups = []
     for prefix, title in GROUPS:
         own = [fields.pop(path) for path in list(fields) if path.startswith(prefix)]
