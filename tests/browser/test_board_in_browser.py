@@ -64,7 +64,6 @@ def test_every_page_is_whole_on_a_screen_and_on_a_phone_light_and_dark(tmp_path)
                 more = [
                     f"{base}/compare?run={ids[0]}&run={ids[1]}",
                     f"{base}/start",
-                    f"{base}/chat",
                 ]
                 for place in (f"{base}/", *places, *more):
                     driver.get(place)

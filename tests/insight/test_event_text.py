@@ -43,7 +43,7 @@ END = {"event": "finished"}
     ([STARTED, EPOCH],
      "epoch 1/3  loss 1.71 (validation 1.65)  42 s  103,000 tok/s  5.1 samples/s"),
     (WARMED_UP | {"tokens_per_second": 3931.0},
-     "epoch 1  4.0 s  3,931 tok/s  176.7 samples/s after warm-up"),
+     "epoch 1  4.0 s  3,931 tok/s  176.7 samples/s"),
     (WARMED_UP | {"tokens_per_second": 1968.0}, "epoch 1  4.0 s  1,968 tok/s  176.7 samples/s"),
     # others
     (EVAL | {"best": True, "split": "validation"},

@@ -17,8 +17,6 @@ Event = Mapping[str, Any]
 Line = tuple[str, str]
 """A line of text and its style in a terminal."""
 GAP = "  "
-NOTICEABLE = 0.02
-"""A rate may differ from tokens / seconds by this share without a note."""
 
 
 def number(event: Event, key: str) -> float | None:
@@ -246,23 +244,13 @@ def _epochs_in_words(epochs: float, event: Event) -> str:
 
 def _epoch(event: Event, epoch: str, seconds: str) -> str:
     trained = field(event, "loss", "loss {}", _short_loss)
-    samples = field(event, "samples_per_second", "{:,.1f} samples/s")
     return _joined(
         f"epoch {epoch}" + field(event, "epochs", "/{:g}"),
         _joined(trained, field(event, "eval_loss", "(validation {})", _short_loss), gap=" "),
         seconds,
         field(event, "tokens_per_second", "{:,.0f} tok/s"),
-        _joined(samples, _without_warmup(event), gap=" "),
+        field(event, "samples_per_second", "{:,.1f} samples/s"),
     )
-
-
-def _without_warmup(event: Event) -> str:
-    """A note where the rates exclude warm-up steps."""
-    tokens, seconds = number(event, "tokens"), number(event, "seconds")
-    rate = number(event, "tokens_per_second")
-    if not tokens or not seconds or not rate or abs(tokens / seconds / rate - 1) < NOTICEABLE:
-        return ""
-    return "after warm-up"
 
 
 def _fell_back(event: Event) -> list[Line]:

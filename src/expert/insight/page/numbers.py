@@ -9,7 +9,6 @@ from typing import Any
 from expert.core.text import count, counted, duration, gib, loss, percent
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.render import PageSection, make_section
-from expert.insight.page.validation import Validated
 from expert.insight.step.anatomy import finite
 
 Measured = tuple[str, str | None, str]
@@ -18,7 +17,7 @@ Measured = tuple[str, str | None, str]
 
 def numbers_section(run: RunFacts) -> PageSection:
     """The key numbers, and why others are missing."""
-    measured = [_answers(run), *_losses(run), *_speeds(run), *_sizes(run)]
+    measured = [*_losses(run), *_speeds(run), *_sizes(run)]
     missing = "; ".join(f"{name}: {why}" for name, value, why in measured if value is None)
     damaged = run.record.damaged_lines
     left_out = f"{counted(damaged, 'damaged line')} of events.jsonl left out." if damaged else ""
@@ -50,24 +49,6 @@ def manifest_change(overrides: Sequence[str]) -> str:
 
 
 # --- the numbers ---------------------------------------------------------------------------------
-
-
-def _answers(run: RunFacts) -> Measured:
-    found = Validated(run.record.verdict or {})
-    gate = {True: ", gate passes", False: ", gate fails", None: ""}[found.gate]
-    if found.mean_score is not None:
-        return "Answers", f"{found.mean_score:.3g}", f"mean score of the judge command{gate}"
-    if found.is_open_text:
-        note = f"loss on held-out answers, base {loss(found.base_loss or 0.0)}{gate}"
-        return "Answers", loss(found.new_loss or 0.0), note
-    name = "Correct answers"
-    if found.accuracy is not None:
-        return name, f"{found.accuracy:.1%}", f"of {counted(len(found.cases), 'case')}{gate}"
-    if run.record.validation is None:
-        return name, None, "not validated yet"
-    if run.record.outdated:
-        return name, None, f"validation.json {run.record.outdated}"
-    return name, None, "plain text has no answers" if found.is_plain_text else "not judged"
 
 
 def _losses(run: RunFacts) -> Iterator[Measured]:

@@ -37,10 +37,8 @@ from expert.jobs.board.manifest_form import (
     set_options,
 )
 from expert.jobs.board.render import page
-from expert.jobs.board.summaries import newest_first
 from expert.jobs.board.views import ChatView, JobView, ListView, RunView
 from expert.jobs.serve.body import RequestError, read_body
-from expert.run.stored.choose_checkpoint import states
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -66,7 +64,6 @@ def routes() -> list[Route]:
         Route("/upload/rows", _upload, methods=["POST"]),
         Route("/manifest/{id}", _manifest),
         Route("/manifest/{id}/{action}", _of_manifest, methods=["POST"]),
-        Route("/chat", _chats),
         Route("/run/{id}/chat", _chat),
         Route("/run/{id}/{action}", _of_run, methods=["POST"]),
         Route("/job/{id}/stop", _stop_job, methods=["POST"]),
@@ -200,23 +197,11 @@ async def _manifest(request: Request) -> Response:
     return HTMLResponse(await run_in_threadpool(manifest_page, found))
 
 
-async def _chats(request: Request) -> Response:
-    board = _board(request, writable=True)
-    await asyncio.to_thread(board.places.search)
-
-    def loadable() -> str:
-        runs = [run for run in board.places.of_kind("run") if states(RunFolder(run.path))]
-        shown = sorted(map(board.summaries.of, runs), key=newest_first)
-        return page("chats", "Chat", here="chat", runs=shown)
-
-    return HTMLResponse(await run_in_threadpool(loadable))
-
-
 async def _chat(request: Request) -> Response:
     """Two conversations and one input for both; the script does the rest."""
     view = await _view(request, "chat")
     found = _board(request).get(request.path_params["id"], "run")
-    html = page("chat", f"Chat with {found.name}", here="chat", found=found, view=view)
+    html = page("chat", f"Chat with {found.name}", found=found, view=view)
     return HTMLResponse(html)
 
 

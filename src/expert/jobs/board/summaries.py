@@ -20,8 +20,8 @@ from expert.jobs.board.reader import EventReader
 from expert.run.stored.changes import leaves, option_name
 from expert.run.stored.status import RunStatus, status_by
 
-LINES = 60
-"""Log lines kept per run: their times are enough."""
+LINES = 10
+"""Log lines kept per run: the list shows the last, and parsing is most of its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +92,17 @@ class Summary:
 
 def changed(runs: Sequence[Summary]) -> dict[str, str]:
     """For every run, by its id, the settings in which the runs of its folder differ."""
-    values: dict[tuple[Path, str], set[str]] = {}
+    values: dict[tuple[str, str], set[str]] = {}
     for run in runs:
+        where = run.found.where
         for path, value in run.settings.items():
-            values.setdefault((run.found.path.parent, path), set()).add(str(value))
+            values.setdefault((where, path), set()).add(str(value))
     return {
         run.found.id: ", ".join(
             f"{option_name(path)}={value}"
+            for where in [run.found.where]
             for path, value in run.settings.items()
-            if len(values[run.found.path.parent, path]) > 1
+            if len(values[where, path]) > 1
         )
         for run in runs
     }
