@@ -114,7 +114,7 @@ def _field(path: str, key: KeyHelp, written: Any) -> dict[str, Any]:
     default = key.default.strip('"')
     return {
         "path": path,
-        "short": _SHORT.sub("", path),
+        "short": "model" if path == SHOWN_KEYS[0] else _SHORT.sub("", path),
         "kind": "object" if is_object else "text" if is_free else "choice",
         "words": words,
         "meaning": key.meaning,
