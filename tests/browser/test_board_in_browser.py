@@ -57,14 +57,13 @@ def test_every_page_is_whole_on_a_screen_and_on_a_phone_light_and_dark(tmp_path)
                 assert "token" not in driver.current_url
                 inks.add(driver.execute_script("return getComputedStyle(document.body).color"))
                 places = [one.get_attribute("href") for one in
-                          driver.find_elements("css selector", "article.run h2 a")]  # fmt: skip
+                          driver.find_elements("css selector", "tr.run a")]  # fmt: skip
                 assert len(places) == 2
                 ids = [place.rpartition("/")[2] for place in places]
                 base = board.url.partition("/?")[0]
                 more = [
                     f"{base}/compare?run={ids[0]}&run={ids[1]}",
                     f"{base}/start",
-                    f"{base}/chat",
                 ]
                 for place in (f"{base}/", *places, *more):
                     driver.get(place)
@@ -84,28 +83,28 @@ def test_runs_are_filtered_compared_and_tagged_with_the_keyboard(tmp_path):
     folder = two_runs(tmp_path / "work")
     with served(folder) as board, browser(tmp_path / "profile") as driver:
         driver.get(board.url)
-        find(driver, "article.run", ONE)
+        find(driver, "tr.run", ONE)
         driver.find_element("tag name", "body").send_keys("/")
         field = driver.switch_to.active_element
         assert field.get_attribute("id") == "filter"
         field.send_keys("two")
-        until(lambda: len([a for a in driver.find_elements("css selector", "article.run")
+        until(lambda: len([a for a in driver.find_elements("css selector", "tr.run")
                            if a.is_displayed()]) == 1, "one run", driver)  # fmt: skip
         field.send_keys(Keys.BACKSPACE * 3)
-        for box in driver.find_elements("css selector", "article.run input"):
+        for box in driver.find_elements("css selector", "tr.run input"):
             box.send_keys(Keys.SPACE)
         click(driver, "#compare", "Compare 2")
         find(driver, "#figure-loss-by-step")
         driver.get(board.url)
-        click(driver, "article.run h2 a", ONE)
+        click(driver, "tr.run a", ONE)
         click(driver, ".notes summary")
         driver.find_element("name", "tags").send_keys("keep, <i>x</i>")
         driver.find_element("name", "note").send_keys("the good one")
         click(driver, ".notes button", "Save")
         find(driver, ".notes .tag", "<i>x</i>")
         driver.get(board.url)
-        find(driver, "article.run .tag", "keep")
-        find(driver, "article.run .note", "the good one")
+        find(driver, "tr.run .tag", "keep")
+        find(driver, "tr.run .note", "the good one")
         assert said(driver) == []
 
 
@@ -122,7 +121,7 @@ def test_two_tabs_follow_a_run_and_outlive_a_restart_of_the_server(tmp_path):
         with served(tmp_path / "work", token="t" * 30) as board:
             port = board.port
             driver.get(board.url)
-            click(driver, "article.run h2 a", ONE)
+            click(driver, "tr.run a", ONE)
             find(driver, "#connection", "live")
             first = driver.current_window_handle
             place = driver.current_url
@@ -198,7 +197,7 @@ def test_from_an_empty_folder_to_an_exported_expert_by_clicks_stopped_and_resume
         board.stop(signal.SIGKILL)
         with served(work) as second:
             driver.get(second.url)
-            click(driver, "article.run h2 a")
+            click(driver, "tr.run a")
             find(driver, "#status .pill", "finished")
             until(lambda: driver.find_elements("css selector", "#story"), "the story", driver)
             assert "resumed" in driver.find_element("id", "story").text
@@ -232,7 +231,7 @@ def test_an_expert_and_its_base_answer_beside_each_other(tmp_path):
     with served(work) as board, browser(tmp_path / "profile", width=390, dark=True) as driver:
         driver.get(board.url)
         click(driver, "nav a", "Chat")
-        click(driver, "article.run h2 a", "demo-")
+        click(driver, "tr.run a", "demo-")
         find(driver, "#status .pill", "ready")
         field = find(driver, "textarea")
         field.send_keys("Is <b>7</b>", Keys.SHIFT, Keys.ENTER, Keys.NULL, "a number?", Keys.ENTER)

@@ -63,14 +63,26 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     base = base_model()
     file = write_expert(tmp_path / "e", base, {"epochs": 9, "save_steps": 2})
     out = tmp_path / "out"
-    options = ("--epochs", "2", "--output", str(out), "--set", "max_steps=4", "--device", "cpu")
-    asked = (*options, "--set", "seed=7", "--allow-remote-code")
+    options = (
+        "--epochs",
+        "2",
+        "--output",
+        str(out),
+        "--set",
+        "max_steps=4",
+        "--set",
+        "logging_steps=2",
+        "--device",
+        "cpu",
+    )
+    asked = (*options, "--set", "seed=7", "--set", "logging_steps=2", "--allow-remote-code")
     assert run("train", str(file), *asked).code == 0
     [folder] = out.iterdir()
     killed(folder)
     command = printed_command(run, folder)
-    for words in ("--epochs 2", "--set seed=7", "--set max_steps=4"):
+    for words in ("--epochs 2", "seed=7", "max_steps=4", "logging_steps=2"):
         assert words in " ".join(command)
+    assert "output_dir" not in " ".join(command)  # the run folder is named
     assert "--allow-remote-code" not in command  # only the person at the command line allows it
     assert run("diagnose", str(folder)).out.count("--epochs 2") >= 1
     again = run(*command)

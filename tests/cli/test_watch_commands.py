@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from expert.jobs.board.folders import BoardFolders
+from expert.jobs.board.summaries import Summaries
 from tests.jobs.trained_runs import finished
 from tests.run.test_status import NO_SUCH_PID, STARTED, STEP, a_run
 
@@ -22,7 +24,7 @@ def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watchi
     assert "GPU" not in line
     facts = facts_of(run, folder)
     assert (facts["state"], facts["fallbacks"]) == ("finished", "none")
-    assert {"mean loss", "tokens/s", "last checkpoint"} <= facts.keys()
+    assert {"loss", "tokens/s", "last checkpoint"} <= facts.keys()
     done, of = facts["step"].split(" of ")
     assert float(done) == float(of)
     assert facts["peak memory"].endswith("B RAM")
@@ -30,6 +32,22 @@ def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watchi
     assert found["steps_per_second"] > 0
     assert found["cpu_peak_memory_bytes"] > 100_000_000
     assert (found["gpu_utilization"], found["gpu_peak_memory_bytes"]) == (None, None)
+
+
+def test_a_run_has_one_loss_and_one_speed_wherever_it_is_shown(run, tmp_path):
+    folder = finished("lora")
+    facts, last = facts_of(run, folder), run("watch", str(folder)).out
+    assert f"loss {facts['loss']}" in last.partition("finished in")[2]
+    assert f"{facts['tokens/s']} tok/s" in last.partition("finished in")[2]
+    found = BoardFolders.of([folder.parent])
+    found.search()
+    listed = next(one for one in found.of_kind("run") if one.path == folder.resolve())
+    shown = Summaries().of(listed).numbers
+    assert (shown["loss"], shown["tokens/s"]) == (facts["loss"], facts["tokens/s"])
+    run("report", str(folder), "--to", str(tmp_path / "r.html"))
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    for name, value in (("Loss", facts["loss"]), ("Tokens per second", facts["tokens/s"])):
+        assert f"<li><span>{name}</span><b>{value}</b>" in page
 
 
 def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):

@@ -43,7 +43,7 @@ END = {"event": "finished"}
     ([STARTED, EPOCH],
      "epoch 1/3  loss 1.71 (validation 1.65)  42 s  103,000 tok/s  5.1 samples/s"),
     (WARMED_UP | {"tokens_per_second": 3931.0},
-     "epoch 1  4.0 s  3,931 tok/s  176.7 samples/s after warm-up"),
+     "epoch 1  4.0 s  3,931 tok/s  176.7 samples/s"),
     (WARMED_UP | {"tokens_per_second": 1968.0}, "epoch 1  4.0 s  1,968 tok/s  176.7 samples/s"),
     # others
     (EVAL | {"best": True, "split": "validation"},
@@ -62,7 +62,9 @@ END = {"event": "finished"}
     ({"event": "rolled_back", "to_step": 300, "skipped": list(range(12))},
      "rolled back to step 300, skipping 12 (0, 1, 2, …)"),
     ({"event": "skipped", "step": 8, "reason": "overflow"}, "step 8 skipped: overflow"),
-    ({"event": "stopped", "reason": "Ctrl-C", "exit_code": 130}, "stopped: Ctrl-C (exit code 130)"),
+    ({"event": "stopped", "reason": "SIGTERM", "exit_code": 143},
+     "stopped: SIGTERM (exit code 143)"),
+    ({"event": "stopped", "reason": "", "exit_code": 130}, "stopped (exit code 130)"),
     ({"event": "data", "split": "train", "hit": True, "because": "same data"},
      "train: cache hit: same data"),
     # threads, if not torch's default
@@ -84,9 +86,10 @@ END = {"event": "finished"}
     (FELL | {"changes": CHANGES}, ["fell back: out of memory: 2 GiB too few",
                                    "  batch.rows = 4  (half of the rows fit)",
                                    "  kernels.compile = no"]),
-    (END | {"loss": 1.1, "eval_loss": 1.2, "seconds": 700.0, "tokens_per_second": 104_000.0,
+    (END | {"smoothed_loss": 1.1, "eval_loss": 1.2, "seconds": 700.0, "loss": 1.7,
+            "median_tokens_per_second": 104_000.0, "tokens_per_second": 9.0,
             "final": "runs/a/final"},
-     ["finished in 12 min  mean loss 1.1000  best validation loss 1.2000  104,000 tok/s",
+     ["finished in 12 min  loss 1.1000  best validation loss 1.2000  104,000 tok/s",
       "final: runs/a/final"]),
     ({"event": "levitated", "height": 3}, []),  # from a newer version
     ({}, []),

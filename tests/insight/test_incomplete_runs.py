@@ -24,7 +24,7 @@ from tests.insight.pages import (
 
 def test_a_run_that_was_killed_has_a_page_even_before_its_first_step(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", [started()]))
-    assert "No step was logged" in section_of(page, "learning")
+    assert "No step was logged" in section_of(page, "loss")
     assert (page.kind, page.verdict) == ("killed", "The run ended before its first step.")
     assert "Speed: unknown." in page.reasons
     page = page_of(write_run(tmp_path / "run", usual()[:-1]))

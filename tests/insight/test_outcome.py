@@ -99,17 +99,26 @@ def test_a_stopped_run_is_reported_before_all_else(tmp_path: Path):
     assert "Learning: The training loss fell" in page.reasons
 
 
-def test_answers_right_and_wrong_come_right_after_the_numbers(tmp_path: Path):
+def test_wrong_answers_come_right_after_the_loss_then_the_tasks(tmp_path: Path):
     cases = [
         {"id": n, "prompt": f"p{n}", "answer": f"a{n}", "passed": n % 2 == 0} for n in range(12)
     ]
-    facts = {"accuracy": 0.5, "cases": cases, "gate": {"passed": False, "reasons": ["x"]}}
+    facts = {"accuracy": 0.5, "cases": cases, "gate": {"passed": False, "reasons": ["x"]},
+             "tasks": {"sums": {"accuracy": 0.25, "passed": 1, "cases": 4}}}  # fmt: skip
     page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert [section.name for section in page.sections][:2] == ["numbers", "validation"]
+    assert [section.name for section in page.sections][:2] == ["loss", "validation"]
     folds = re.findall(r"<details( open)?><summary>([^<]+)", page.sections[1].html)
     assert folds == [
         (" open", "Wrong answers: 3 of 6"),
-        (" open", "Correct answers: 3 of 6"),
+        ("", "Correct answers: 3 of 6"),
         ("", "3 more wrong answers"),
         ("", "3 more correct answers"),
     ]
+    html = page.sections[1].html
+    wrong, tasks, correct = (
+        html.index(one) for one in ("Wrong answers", "1 of 4", "Correct answers:")
+    )
+    assert wrong < tasks < correct
+    assert "25.0%" in html
+    assert not any(section.folded for section in page.sections[:3])
+    assert all(section.folded for section in page.sections[4:])

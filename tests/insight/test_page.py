@@ -94,7 +94,7 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
     assert [cards[name][0] for name in names] == ["93 %", "40 %", "8.0 GiB"]
 
 
-def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_where_it_is_worse(
+def test_the_loss_is_the_end_of_the_curve_and_the_last_validation_is_named_where_it_is_worse(
     tmp_path: Path,
 ):
     lines = [step_event(number, loss=2.0 - number / 50) for number in range(1, 51)]
@@ -103,7 +103,7 @@ def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_wher
         for at, loss in ((20, 1.1), (50, 1.5))
     ]
     cards = cards_of(page_with(tmp_path, [started(), *lines, *evals]))
-    assert cards["Loss"] == ("1.0000", "last log line, at step 50, first 1.9800")
+    assert cards["Loss"] == ("1.0100", "smoothed, at step 50")
     assert cards["Validation loss"][1].startswith("best, at step 20, last 1.5000")
 
 
@@ -207,7 +207,7 @@ def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trai
     assert page.reasons.startswith("Learning: The training loss fell from 2.1850 to 1.0075. ")
     assert " Speed: compute-bound. Good. " in page.reasons
     assert page.tone == "warning"
-    assert next(iter(page.sections)).name == "numbers"
+    assert next(iter(page.sections)).name == "loss"
     assert "<b>90.0%</b><small>70.0% to 97.0%</small>" in section_of(page, "validation")
     without = page_of(write_run(tmp_path / "other", usual()))
     assert "It is not validated yet: run expert validate." in without.reasons

@@ -174,7 +174,7 @@ def test_the_card_tells_base_data_settings_losses_and_how_to_load():
     assert "| data | train.jsonl, " in card
     assert "| trained | lora, rank 4, alpha 8, dropout 0 |" in card
     finish = json.loads((run / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    assert "| training loss, mean | {loss:.4f} |".format(loss=finish["loss"]) in card
+    assert "| training loss | {loss:.4f} |".format(loss=finish["smoothed_loss"]) in card
     assert (
         "| validation loss, best | {eval_loss:.4f} |".format(eval_loss=finish["eval_loss"]) in card
     )

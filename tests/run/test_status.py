@@ -105,7 +105,10 @@ def test_a_finished_run_says_nothing_of_an_earlier_step_as_if_it_were_the_last(t
     told = {**FINISHED, "eval_loss": 1.2, "tokens_per_second": 70.0}
     early = run_status(a_run(tmp_path / "r", STARTED, {**STEP, "tokens_per_second": 50.0}, told))
     assert (early.step, early.loss, early.rate, early.epoch) == (9, None, None, None)
-    assert (early.mean_loss, early.best_eval_loss, early.tokens_per_second) == (1.0, 1.2, 70.0)
+    assert (early.best_eval_loss, early.tokens_per_second) == (1.2, 70.0)
+    told |= {"smoothed_loss": 1.1, "median_tokens_per_second": 80.0}
+    new = run_status(a_run(tmp_path / "n", STARTED, STEP, told))
+    assert (new.loss, new.tokens_per_second) == (1.1, 80.0)
     epoch = {"event": "epoch", "time": 2.5, "step": 9, "epoch": 3, "loss": 0.9}
     assert run_status(a_run(tmp_path / "e", STARTED, STEP, epoch, FINISHED)).epoch == 3
     last = run_status(a_run(tmp_path / "l", STARTED, {**STEP, "step": 9, "epoch": 3.0}, FINISHED))
@@ -133,7 +136,7 @@ def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone
     fell = {"event": "fell_back", "time": 2.0, "failure": "OutOfMemory", "reason": "2 GiB"}
     lives = a_run(tmp_path / "a", STARTED, STEP, fell, saved, pid=os.getpid())
     status = run_status(lives)
-    assert (status.state, status.step, status.loss, status.mean_loss) == ("running", 6, 1.5, None)
+    assert (status.state, status.step, status.loss) == ("running", 6, 1.5)
     assert status.fallbacks == ("OutOfMemory: 2 GiB",)
     died = a_run(tmp_path / "b", STARTED, STEP, pid=NO_SUCH_PID)
     assert run_status(died).state == "gone"

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from expert.insight.page.facts import MIN_SMOOTHED
+from expert.insight.page.figures import smoothed
 from expert.telemetry.meter import Meter, RemainingEvaluations, StepCounts
 from expert.telemetry.timeline import StepTimes
 from tests.each import each
@@ -116,11 +118,13 @@ def test_a_step_line_covers_what_came_since_the_last_one(meter, clock):
     meter.add_times(times(3, wall=1.0, data_wait=0.125))
     assert meter.step_line() == {
         "loss": 2.0,
+        "smoothed_loss": 2.0,
         "updates": 1,
         "tokens": 90,
         "targets": 50,
         "examples": 3,
         "tokens_per_second": 90.0,
+        "median_tokens_per_second": 90.0,
         "samples_per_second": 3.0,
         "steps_per_second": 1.0,
         "mfu": 0.5,
@@ -219,3 +223,17 @@ def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measur
     assert meter.eta_seconds() == 90.0
     ahead.measured(20.0, cost=60.0, done=4)  # three times as fast as expected
     assert meter.eta_seconds() == 10.0
+
+
+def test_the_loss_of_a_run_is_the_end_of_its_smoothed_curve_and_its_rate_a_median(clock):
+    meter, told = Meter(clock, settling=0), []
+    for step in range(1, 101):
+        make(meter, clock, 50.0 if step > 98 else 1.0, first=step, loss_sum=50.0 * step)
+        line = meter.step_line(step)
+        told.append((float(step), line["loss"]))
+        curve = smoothed(told, [50.0] * step) if step >= MIN_SMOOTHED else told
+        assert line["smoothed_loss"] == pytest.approx(curve[-1][1])
+    assert line["median_tokens_per_second"] == 90.0
+    resumed = Meter(clock)
+    resumed.restore(meter.state())
+    assert resumed.run_line()["smoothed_loss"] == line["smoothed_loss"]

@@ -62,7 +62,6 @@ def status_sheet(status: RunStatus) -> Sheet:
         "step": None if status.step is None else f"{status.step:,}{total}",
         "epoch": None if status.epoch is None else f"{status.epoch:.2f}{epochs}",
         "loss": _written(status.loss, loss),
-        "mean loss": _written(status.mean_loss, loss),
         "validation loss, last": _written(status.eval_loss, loss),
         "validation loss, best": f"{best} at step {at:,}" if best and at is not None else best,
         "test loss": _written(status.test_loss, loss),

@@ -36,7 +36,7 @@ EXIT_MEANINGS = {
     EXIT_HUNG: "the run made no progress and was stopped; stack traces are in the run folder",
     EXIT_NO_SPACE: "the disk is too full; the message names the file, its size and the free space",
     EXIT_HANGUP: "stopped because the terminal was closed; a run can be resumed",
-    EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
+    EXIT_INTERRUPTED: "stopped; a run can be resumed",
     EXIT_SIGUSR1: "stopped with SIGUSR1, where on_sigusr1 asks for it; a run can be resumed",
     EXIT_TERMINATED: "stopped with SIGTERM; a run can be resumed",
 }

@@ -300,8 +300,9 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
         lambda value: isinstance(value, str)
     ),
     "step total_steps from_step to_step": lambda n: type(n) is int and 0 <= n < 2**53,
-    "loss eval_loss last_eval_loss test_loss rate epoch epochs seconds tokens tokens_per_second "
-    "steps_per_second samples_per_second eta_seconds gpu_utilization": _is_number,
+    "loss smoothed_loss eval_loss last_eval_loss test_loss rate epoch epochs seconds tokens "
+    "tokens_per_second median_tokens_per_second steps_per_second samples_per_second "
+    "eta_seconds gpu_utilization": _is_number,
     # Seconds within the range of calendar dates.
     "time": lambda value: _is_number(value) and 0 <= float(value) < 1e11,
     "changes changed lines": lambda value: isinstance(value, list),

@@ -17,8 +17,6 @@ Event = Mapping[str, Any]
 Line = tuple[str, str]
 """A line of text and its style in a terminal."""
 GAP = "  "
-NOTICEABLE = 0.02
-"""A rate may differ from tokens / seconds by this share without a note."""
 
 
 def number(event: Event, key: str) -> float | None:
@@ -208,7 +206,9 @@ def lines_without_step(event: Event) -> list[Line]:
             return [(f"loaded the best checkpoint: step {word('step')}", "")]
         case "stopped":
             code = field(event, "exit_code", "(exit code {:.0f})")
-            return [(_joined(f"stopped: {word('reason')}", code, gap=" "), "bold red")]
+            return [
+                (_joined(_joined("stopped", word("reason"), gap=": "), code, gap=" "), "bold red")
+            ]
         case "failed":
             return [(f"failed: {word('error')}", "bold red")]
         case "finished":
@@ -253,23 +253,13 @@ def _epochs_in_words(epochs: float, event: Event) -> str:
 
 def _epoch(event: Event, epoch: str, seconds: str) -> str:
     trained = field(event, "loss", "loss {}", _short_loss)
-    samples = field(event, "samples_per_second", "{:,.1f} samples/s")
     return _joined(
         f"epoch {epoch}" + field(event, "epochs", "/{:g}"),
         _joined(trained, field(event, "eval_loss", "(validation {})", _short_loss), gap=" "),
         seconds,
         field(event, "tokens_per_second", "{:,.0f} tok/s"),
-        _joined(samples, _without_warmup(event), gap=" "),
+        field(event, "samples_per_second", "{:,.1f} samples/s"),
     )
-
-
-def _without_warmup(event: Event) -> str:
-    """A note where the rates exclude warm-up steps."""
-    tokens, seconds = number(event, "tokens"), number(event, "seconds")
-    rate = number(event, "tokens_per_second")
-    if not tokens or not seconds or not rate or abs(tokens / seconds / rate - 1) < NOTICEABLE:
-        return ""
-    return "after warm-up"
 
 
 def _fell_back(event: Event) -> list[Line]:
@@ -306,12 +296,11 @@ def _finished(event: Event) -> list[Line]:
     last = field(event, "last_eval_loss", "last {}", loss)
     if event.get("eval_loss") != event.get("last_eval_loss") and last:
         best = f"{best}, {last}" if best else last.replace("last", "last validation loss")
-    rate = field(event, "tokens_per_second", "{:,.0f} tok/s")
     text = _joined(
         _joined("finished", taken, gap=" "),
-        field(event, "loss", "mean loss {}", loss),
+        field(event, "smoothed_loss", "loss {}", loss),
         best,
-        _joined(rate, _without_warmup(event), gap=" "),
+        field(event, "median_tokens_per_second", "{:,.0f} tok/s"),
     )
     final = [(f"final: {event['final']}", "bold")] if event.get("final") else []
     return [(text, "bold green"), *final]

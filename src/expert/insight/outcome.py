@@ -61,9 +61,6 @@ def judge_learning(found: Evidence) -> Outcome:
         starts = [place * size for place in range(5)]
         ends = [*starts[1:], len(trained)]
         fifths = [statistics.mean(trained[a:b]) for a, b in zip(starts, ends, strict=True)]
-    training = f"training loss {loss(trained[-1])}" if trained else ""
-    if fifths:
-        training = f"training loss {loss(fifths[0])} → {loss(fifths[-1])}"
     recorded = lines[max(lines)].get("loss") if lines else None
     lost = isinstance(recorded, str) or (isinstance(recorded, float) and recorded != recorded)
     if lost or any(event.get("policy") == "stop" for event in found.run.of("not_finite")):
@@ -75,6 +72,12 @@ def judge_learning(found: Evidence) -> Outcome:
             what = f"The training loss rose again: first {loss(first)}, lowest {loss(lowest)}"
             what += f", last fifth {loss(last)}."
             return Outcome(kind="diverged", sentence=what, fix=LOWER_RATE)
+    reported = number(lines[max(lines)], "smoothed_loss") if lines else None
+    if reported is not None and fifths:  # the loss shown everywhere else
+        fifths[-1] = reported
+    training = f"training loss {loss(trained[-1])}" if trained else ""
+    if fifths:
+        training = f"training loss {loss(fifths[0])} → {loss(fifths[-1])}"
     if len(held_out) >= 2:
         best_step, best = min(held_out, key=lambda one: one[1])
         step, last = held_out[-1]

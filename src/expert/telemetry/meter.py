@@ -6,6 +6,8 @@ the counts of their step.
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from bisect import bisect_right
 from collections import deque
@@ -18,6 +20,11 @@ from expert.telemetry.timeline import StepTimes
 
 KEPT_STEPS = 1000
 """Rates and the remaining time use at most this many steps."""
+
+SMOOTH_SHARE = 1 / 50
+"""Share of the log lines that the smoothed loss averages over, besides the last; until there are
+MIN_SMOOTHED lines it is the loss of the last."""
+MIN_SMOOTHED, MOST_SMOOTHED = 20, 100
 
 SETTLING_STEPS = 3
 """First steps, which compile and fill caches: not representative of the rest."""
@@ -175,6 +182,11 @@ class Meter:
         self._unsettled = settling
         self._unlined: deque[_Timed] = deque(maxlen=KEPT_STEPS)
         self._settled: deque[_Timed] = deque(maxlen=KEPT_STEPS)
+        self._losses: deque[tuple[float, int]] = deque(maxlen=1 + MOST_SMOOTHED)
+        """Loss sum and tokens of the last log lines."""
+        self._lines = 0
+        self._rates: deque[float] = deque(maxlen=KEPT_STEPS)
+        """Of log lines since steps settled."""
         self._done = 0
         self._line, self._epoch, self._run = _Sums(), _Sums(), _Sums()
         self._pauses = 0
@@ -194,6 +206,7 @@ class Meter:
         """The next steps compile again (after a fallback), so the remaining time ignores them."""
         self._unsettled = self._settling
         self.steady_since = None
+        self._rates.clear()
 
     @property
     def fresh(self) -> bool:
@@ -210,19 +223,29 @@ class Meter:
         return {"line": self._line, "epoch": self._epoch, "run": self._run}
 
     def state(self) -> dict[str, Any]:
-        """Sums since the last line, over this epoch and over the run, for a checkpoint."""
-        return {name: asdict(values) for name, values in self._sums.items()}
+        """Sums since the last line, over this epoch and over the run, and the losses of the last
+        lines, for a checkpoint."""
+        sums = {name: asdict(values) for name, values in self._sums.items()}
+        return {**sums, "smoothed": {"lines": self._lines, "losses": list(self._losses)}}
 
     def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue from `state` in a resumed run."""
         self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in self._sums)
         self.earlier_seconds = self._run.seconds
+        self._restore_lines(state)
+
+    def _restore_lines(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        recent = state.get("smoothed", {})
+        self._losses.clear()
+        self._losses.extend((total, targets) for total, targets in recent.get("losses", ()))
+        self._lines = recent.get("lines", 0)
 
     def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Drop the losses of steps that were rolled back; their time stays counted."""
         for name, sums in self._sums.items():
             before = _Sums(**state.get(name, {}))
             sums.loss_sum, sums.loss_targets = before.loss_sum, before.loss_targets
+        self._restore_lines(state)
 
     @contextmanager
     def paused(self) -> Iterator[Pause]:
@@ -306,12 +329,18 @@ class Meter:
             line.add(timed.counts, timed.seconds, settled=timed.settled)
             if timed.settled and timed.times is not None:
                 line.device_lag += timed.times.wall - timed.seconds
-        settled = [timed for timed in steps if timed.settled] or steps
+        known_loss = math.isfinite(line.loss_sum)
+        self._losses.append((line.loss_sum, line.loss_targets) if known_loss else (0.0, 0))
+        self._lines += 1
+        facts, settled = line.facts(), [timed for timed in steps if timed.settled] or steps
+        if all(timed.settled for timed in steps) and (rate := facts["tokens_per_second"]):
+            self._rates.append(rate)
         places = sum(timed.counts.places for timed in steps)
         measured = [timed.times for timed in steps if timed.times is not None]
         waited = sum(times.phases["data_wait"] for times in measured)
         return {
-            **line.facts(),
+            **facts,
+            **self._summary(facts),
             "updates": len(steps),
             "targets": line.loss_targets or sum(timed.counts.targets for timed in steps),
             "examples": line.examples,
@@ -332,9 +361,24 @@ class Meter:
 
     def run_line(self) -> dict[str, Any]:
         """The same fields over all steps, for the end of a run."""
-        return self._run.facts()
+        facts = self._run.facts()
+        return {**facts, **self._summary(facts)}
 
     # --- inside --------------------------------------------------------------------------------
+
+    def _summary(self, facts: Mapping[str, Any]) -> dict[str, float | None]:
+        """The loss and the rate that describe the run, wherever it is shown: the loss averaged over
+        the last log lines, and the median rate of lines at normal pace. `facts`: used until there
+        is such a line."""
+        half = min(MOST_SMOOTHED, max(1, round(self._lines * SMOOTH_SHARE)))
+        recent = list(self._losses)[-1 - (half if self._lines >= MIN_SMOOTHED else 0) :]
+        smoothed = _ratio(sum(total for total, _ in recent), sum(targets for _, targets in recent))
+        return {
+            "smoothed_loss": facts["loss"] if smoothed is None else smoothed,
+            "median_tokens_per_second": statistics.median(self._rates)
+            if self._rates
+            else facts["tokens_per_second"],
+        }
 
     def _mfu(self, steps: list[_Timed], line: _Sums) -> float | None:
         """Model FLOPs utilization; None if the GPU's peak or the FLOPs are unknown."""

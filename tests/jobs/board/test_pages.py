@@ -47,14 +47,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_list_shows_every_run_with_its_state_loss_and_speed(folder):
+def test_the_list_shows_every_run_in_a_table_with_what_was_changed(folder):
     page = BoardClient(folder).page("/")
     text = text_of(page)
-    for word in (ONE, TWO, "finished", "killed", "30 / 30", "93 %", "1,900"):
+    for word in (ONE, TWO, "finished", "killed", "1,900"):
         assert word in text
-    assert page.count("<article") == 2
-    assert page.count('role="img"') == 2
+    assert page.count('class="run" data-state') == 2
     assert "1 finished, 1 killed" in text
+
+
+def test_the_table_shows_the_settings_in_which_runs_differ_and_their_answers(tmp_path):
+    judged = {"accuracy": 0.9, "gate": {"passed": True, "reasons": []}}
+    for name, rate, validation in ((ONE, 0.5, judged), (TWO, 0.25, None)):
+        run = write_run(tmp_path / name, usual(), validation=validation)
+        config = {"learning_rate": rate, "epochs": 3, "output_dir": str(tmp_path / name)}
+        (run / "manifest.json").write_text(json.dumps({"training": {"config": config}}))
+    text = text_of(BoardClient(tmp_path).page("/"))
+    assert "learning_rate=0.5 90.0% ✓" in text
+    assert "learning_rate=0.25 –" in text
+    assert "epochs=" not in text
+    assert "output_dir=" not in text
+
+
+def test_pages_are_compressed_and_live_events_are_not(folder):
+    browser = BoardClient(folder)
+    assert browser.get("/").headers["content-encoding"] == "gzip"
+    assert browser.get("/static/uplot.js").headers["content-encoding"] == "gzip"
 
 
 def test_an_empty_folder_offers_to_start_a_run(tmp_path):
@@ -78,7 +96,7 @@ def test_a_run_shows_the_sections_of_its_report_and_its_status(folder):
     assert 'data-state="finished"' in page
     assert 'role="progressbar"' in page
     text = text_of(page.partition('id="sections"')[2].partition("</nav>")[0])
-    assert "Key numbers Findings Learning Speed Where the time went What happened" in text
+    assert "Loss Findings Key numbers Learning Speed Where the time went What happened" in text
 
 
 def test_the_comparison_is_that_of_the_report(folder):
@@ -153,7 +171,7 @@ def test_a_run_with_a_link_inside_says_so_and_shows_nothing_of_it(folder):
     events.symlink_to(folder / "passwd")
     browser = BoardClient(folder)
     page = browser.page(f"/run/{browser.id_of(ONE)}")
-    assert "is a link" in page
+    assert "events.jsonl: is a link" in page
     assert 'data-state="unreadable"' in page
 
 

@@ -30,7 +30,7 @@ def browser(folder: Path) -> BoardClient:
 
 
 PLACES = ("/", "/start", "/run/{id}", "/live/runs", "/live/run/{id}", "/Static/board.js",
-          "/compare?run={id}&run={id}", "/job/x", "/nothing", "/chat", "/run/{id}/chat",
+          "/compare?run={id}&run={id}", "/job/x", "/nothing", "/run/{id}/chat",
           "/live/chat/{id}")  # fmt: skip
 ACTIONS = ("/run/{id}/notes", "/run/{id}/stop", "/run/{id}/resume", "/run/{id}/validate",
            "/run/{id}/export", "/manifest/{id}/train", "/job/{id}/stop", "/run/{id}/load",

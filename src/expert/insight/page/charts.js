@@ -109,6 +109,12 @@ function drawCharts() {
   });
 }
 
+// A link to a folded section opens it.
+addEventListener("hashchange", () => {
+  const folded = document.querySelector(`${location.hash || "#-"} > .folded`);
+  if (folded) folded.open = true;
+});
+
 for (const query of ["(prefers-color-scheme: dark)", "print"]) {
   matchMedia(query).addEventListener("change", () => {
     for (const [place, chart] of drawn) {

@@ -12,12 +12,15 @@ from expert.insight.ladder.comparison import not_comparable
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.figures import Figure, Point, make_figure
 from expert.insight.page.render import PageSection, make_section
+from expert.insight.page.validation import Validated
 from expert.insight.step.anatomy import finite
 
 COLOURS = 6
 NOT_COMPARED = ("decisions", "remarks")
+NOT_SETTINGS = ("expert", "target", "memory.", "disk.")
+"""Beginnings of keys of a plan that follow from the machine."""
 MEASURES: dict[str, tuple[Callable[[RunFacts], float | None], Callable[[float], str]]] = {
-    "loss, last line": (lambda run: run.last_loss[1] if run.last_loss else None, loss),
+    "loss": (lambda run: run.last_loss[1] if run.last_loss else None, loss),
     "validation loss, best": (
         lambda run: finite(run.best_eval["loss"]) if run.best_eval else None,
         loss,
@@ -50,9 +53,11 @@ def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
     doubts = not_comparable([run.record for run in runs], names)
     plans = [dict(flattened(run.record.plan)) for run in runs]
     different = [
-        (path, *(planned_value(path, plan.get(path)) for plan in plans))
+        (path, *(_setting(path, plan.get(path)) for plan in plans))
         for path in dict.fromkeys(path for plan in plans for path in plan)
         if any(plan.get(path) != plans[0].get(path) for plan in plans[1:])
+        and not path.startswith(NOT_SETTINGS)
+        and not any(str(plan.get(path)).startswith("/") for plan in plans)  # a folder
     ]
     numbers, figures = list(_numbers(runs)), _figures(runs, names)
     title = "Comparison"
@@ -91,9 +96,17 @@ def _figures(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Figure]:
     ]  # fmt: skip
 
 
+def _setting(path: str, value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else planned_value(path, value)
+
+
 def _numbers(runs: Sequence[RunFacts]) -> Iterator[list[str]]:
     """One number per row; after every run but the first its ratio to the first."""
-    for name, words in (("verdict", [run.verdict.kind for run in runs]),
+    judged = [Validated(run.record.verdict or {}) for run in runs]
+    accuracy = ["–" if one.accuracy is None else f"{one.accuracy:.1%}" for one in judged]
+    gates = [{True: "passes", False: "fails", None: "–"}[one.gate] for one in judged]
+    for name, words in (("correct answers", accuracy), ("gate", gates),
+                        ("verdict", [run.verdict.kind for run in runs]),
                         ("state", [run.state for run in runs])):  # fmt: skip
         yield [name, words[0], *(cell for word in words[1:] for cell in (word, ""))]
     for name, (measure, write) in MEASURES.items():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from expert.core.text import times
 from expert.insight.advice import learning_advice
 from expert.insight.ladder.ladder import KEPT_STATUSES, MARKS, Ladder, SettingResult
 from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
 from expert.insight.page.comparison import comparison_section
-from expert.insight.page.curves import learning_section, speed_sections
+from expert.insight.page.curves import learning_sections, loss_section, speed_sections
 from expert.insight.page.environment import data_sections, environment_section
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.figures import Tone
@@ -35,18 +36,21 @@ def make_page(
     run: RunFacts, *, ladder: Ladder | None = None, others: Sequence[RunFacts] = ()
 ) -> Page:
     """The page of a run, with other runs on the same axes if there are any."""
-    (_, kind, sentence), *rest = _heads(run)
+    (_, kind, sentence), *heads = _heads(run)
     model, device = run.started.get("model"), run.started.get("device")
     more = [
         f"{name}: {text}" if word == name.lower() else f"{name}: {word}. {text}"
-        for name, word, text in rest
+        for name, word, text in heads
     ]
     sections = [
-        numbers_section(run),
-        *validation_sections(run.record),  # first, as readers look for the answers
-        *finding_sections(run),
         *([comparison_section([run, *others])] if others else []),
-        learning_section(run),
+        loss_section(run),
+        *validation_sections(run.record),
+        *finding_sections(run),
+        numbers_section(run),
+    ]
+    rest = [
+        *learning_sections(run),
         *speed_sections(run),
         *([ladder_section(ladder, run)] if ladder is not None else []),
         *event_sections(run),
@@ -54,6 +58,7 @@ def make_page(
         *data_sections(run),
         environment_section(run),
     ]
+    sections += [replace(section, folded=True) for section in rest]
     return Page(
         title=str(run.started.get("expert") or run.record.plan.get("expert") or run.name),
         subtitle=f"{model} on {device} · {run.name}" if model and device else run.name,

@@ -24,21 +24,25 @@ Part = tuple[str, float, str, int]
 """Name, seconds, seconds in words and colour."""
 
 
-def learning_section(run: RunFacts) -> PageSection:
-    """The loss, and what drives it."""
+def loss_section(run: RunFacts) -> PageSection:
+    figures = _loss(run)
+    nothing = "" if figures else "No step was logged, so there is nothing to draw."
+    return make_section("loss", "Loss", figures, nothing, layout="curves")
+
+
+def learning_sections(run: RunFacts) -> list[PageSection]:
+    """What drives the loss."""
     limit = finite(run.record.planned("optim.max_grad_norm"))
     clipped = f"Clipped at {limit:g}." if limit else ""
     right = ("token accuracy", run.eval_points("token_accuracy"), 2)
     norm = ("gradient norm", run.points("grad_norm"), 5)
     rate = ("learning rate", run.points("rate"), 4)
     figures = [
-        *_loss(run),
         *make_figure("accuracy", "Validation token accuracy", right, unit="percent", look="dots"),
         *make_figure("rate", "Learning rate", rate, from_zero=True),
         *make_figure("gradient-norm", "Gradient norm", norm, log=True, note=clipped),
     ]
-    nothing = "" if figures else "No step was logged, so there is nothing to draw."
-    return make_section("learning", "Learning", figures, nothing, layout="curves")
+    return [make_section("learning", "Learning", figures, "", layout="curves")] if figures else []
 
 
 def _loss(run: RunFacts) -> list[Figure]:

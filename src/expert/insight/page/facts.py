@@ -74,9 +74,10 @@ class RunFacts:
 
     @cached_property
     def last_loss(self) -> tuple[float, float] | None:
-        """Step and loss of the last log line with a loss: the mean since the line before, as in the
-        terminal and in `expert watch`."""
-        known = [(at, loss) for at, loss in self.points("loss") if loss is not None]
+        """Step and smoothed loss of the last log line, as in the terminal and in `expert watch`."""
+        recorded = self.points("smoothed_loss")
+        smooth = recorded if recorded and recorded[-1][1] is not None else self.smooth_loss
+        known = [(at, loss) for at, loss in smooth if loss is not None]
         return known[-1] if known else None
 
     @cached_property

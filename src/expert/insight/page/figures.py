@@ -20,8 +20,9 @@ LOG_FROM = 30.0
 """Values that span more than this factor are drawn on a logarithmic axis."""
 BUCKETS = 400
 """Buckets of a drawn line; each keeps its lowest and highest point, so that every spike shows."""
-SMOOTH_SHARE = 1 / 25
-"""Share of the run that the smoothed loss averages over."""
+SMOOTH_SHARE, MOST_SMOOTHED = 1 / 25, 100
+"""Share of the run that the smoothed loss averages over, and the most log lines on each side. The
+last point is the loss that the meter of a run reports."""
 LISTED = 10
 """Rows of the value table below a chart, for keyboards, screen readers and paper."""
 
@@ -84,7 +85,7 @@ def spans_magnitudes(points: Sequence[Point]) -> bool:
 def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:
     """The weighted mean around every point. The window is centred, so that the curve has no lag,
     and cut at the ends."""
-    half = max(1, round(len(points) * SMOOTH_SHARE / 2))
+    half = min(MOST_SMOOTHED, max(1, round(len(points) * SMOOTH_SHARE / 2)))
     total, weight = [0.0], [0.0]
     for (_, value), size in zip(points, weights, strict=True):
         counts = size if value is not None and math.isfinite(value) else 0.0

@@ -9,7 +9,6 @@ from typing import Any
 from expert.core.text import count, counted, duration, gib, loss, percent
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.render import PageSection, make_section
-from expert.insight.page.validation import Validated
 from expert.insight.step.anatomy import finite
 
 Measured = tuple[str, str | None, str]
@@ -18,7 +17,7 @@ Measured = tuple[str, str | None, str]
 
 def numbers_section(run: RunFacts) -> PageSection:
     """The key numbers, and why others are missing."""
-    measured = [_answers(run), *_losses(run), *_speeds(run), *_sizes(run)]
+    measured = [*_losses(run), *_speeds(run), *_sizes(run)]
     missing = "; ".join(f"{name}: {why}" for name, value, why in measured if value is None)
     damaged = run.record.damaged_lines
     left_out = f"{counted(damaged, 'damaged line')} of events.jsonl left out." if damaged else ""
@@ -52,32 +51,12 @@ def manifest_change(overrides: Sequence[str]) -> str:
 # --- the numbers ---------------------------------------------------------------------------------
 
 
-def _answers(run: RunFacts) -> Measured:
-    found = Validated(run.record.verdict or {})
-    gate = f", {found.word}" if found.word else ""
-    if found.mean_score is not None:
-        return "Answers", f"{found.mean_score:.3g}", f"mean score of the judge command{gate}"
-    if found.is_open_text:
-        note = f"loss on held-out answers, base {loss(found.base_loss or 0.0)}{gate}"
-        return "Answers", loss(found.new_loss or 0.0), note
-    name = "Correct answers"
-    if found.accuracy is not None:
-        return name, f"{found.accuracy:.1%}", f"of {counted(len(found.cases), 'case')}{gate}"
-    if run.record.validation is None:
-        return name, None, "not validated yet"
-    if run.record.outdated:
-        return name, None, f"validation.json {run.record.outdated}"
-    return name, None, "plain text has no answers" if found.is_plain_text else "not judged"
-
-
 def _losses(run: RunFacts) -> Iterator[Measured]:
     if run.last_loss is None:
         yield "Loss", None, "no finite loss was logged" if run.steps else "no step was logged"
     else:
         step, last = run.last_loss
-        first = finite(run.steps[0].get("loss"))
-        began = f", first {loss(first)}" if first is not None and len(run.steps) > 1 else ""
-        yield "Loss", loss(last), f"last log line, at step {step:,.0f}{began}"
+        yield "Loss", loss(last), f"smoothed, at step {step:,.0f}"
     best = run.best_eval
     if best is None:
         why = "no finite loss was measured" if run.evals else "nothing was evaluated"
@@ -94,14 +73,12 @@ def _losses(run: RunFacts) -> Iterator[Measured]:
 
 def _speeds(run: RunFacts) -> Iterator[Measured]:
     """The medians of an average step, as in the verdict."""
-    step, whole = run.anatomy.step, finite(run.finished.get("tokens_per_second"))
+    step = run.anatomy.step
     rate = step.tokens_per_second if step is not None else None
-    note = "median of the log lines"
-    note += f"; {whole:,.0f} over the whole run" if whole is not None else ""
     if rate is None:
         yield "Tokens per second", None, "no step was timed"
     else:
-        yield "Tokens per second", f"{rate:,.0f}", note
+        yield "Tokens per second", f"{rate:,.0f}", "median at normal pace"
     if step is None or step.gpu_utilization is None:
         yield "GPU utilization", None, "not measured" if run.on_gpu else "the run had no GPU"
     else:

@@ -28,11 +28,13 @@ MAX_TEXT = 2_000
 
 @dataclass(frozen=True)
 class PageSection:
-    """A part of a page with a heading; `html` was made by a template."""
+    """A part of a page with a heading; `html` was made by a template. Folded ones open on a
+    click."""
 
     name: str
     title: str
     html: str
+    folded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

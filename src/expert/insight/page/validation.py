@@ -43,6 +43,12 @@ class Validated:
             {**case, "baseline answer": answers.get(str(case.get("id")))}
             for case in map(mapping, listed(facts.get("cases")))
         ]
+        tasks = {name: mapping(one) for name, one in mapping(facts.get("tasks")).items()}
+        self.tasks = [
+            (name, f"{one.get('passed')} of {one.get('cases')}", f"{share:.1%}")
+            for name, one in tasks.items()
+            if (share := finite(one.get("accuracy"))) is not None
+        ]
         self.is_plain_text = facts.get("cases") == []
         self.accuracy = finite(facts.get("accuracy"))
         self.mean_score = finite(facts.get("mean_score"))
@@ -124,7 +130,7 @@ class Validated:
         for word, cases in by_verdict.items():
             some = cases[:OPEN_CASES]
             of = f"{len(some)} of {len(cases):,}" if len(some) < len(cases) else f"{len(cases):,}"
-            yield f"{word.title()} answers: {of}", list(map(_example, some)), True
+            yield f"{word.title()} answers: {of}", list(map(_example, some)), word == "wrong"
         groups = {}
         for verdict, key in (("wrong", "wins"), ("right", "losses")):
             ids = {str(name) for name in listed(self.facts.get(key))}

@@ -188,7 +188,9 @@ def average_step(chosen: Sequence[LogLine], *, on_gpu: bool) -> StepAnatomy | No
         settled=any(line.settled for line in chosen),
         timed=is_timed,
         tokens=usual("tokens"),
-        tokens_per_second=median(chosen, "tokens_per_second"),
+        # As the run itself reported it; older runs did not.
+        tokens_per_second=number(chosen[-1].event, "median_tokens_per_second")
+        or median(chosen, "tokens_per_second"),
         samples_per_second=median(chosen, "samples_per_second"),
         mfu=median(chosen, "mfu"),
         padding=median(chosen, "padding"),

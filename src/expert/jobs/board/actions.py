@@ -92,7 +92,22 @@ class StartedCommand:
         """Run in a thread: wait for the process and record how it ended."""
         code = process.wait()
         with suppress(OSError):
-            write_text_atomically(self.folder / f"{self.id}.end.json", json.dumps({"code": code}))
+            _write_private(self.folder / f"{self.id}.end.json", json.dumps({"code": code}))
+
+
+def state_folder(root: Path) -> Path:
+    """The board's folder below a root, made if missing. Rows and commands are nobody else's."""
+    folder = root / FOLDER
+    refuse_links(folder, below=root)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)  # an earlier board made it readable by others
+    return folder
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a new file that only its owner may read: its mode is kept when it is replaced."""
+    os.close(open_plain(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    write_text_atomically(path, text)
 
 
 class Jobs:
@@ -131,9 +146,7 @@ class Jobs:
                 raise ActionRefused(f"{MAX_RUNNING} commands are running already  (stop one)")
             if any(job.subject == found.id and job.what == what for job in running):
                 raise ActionRefused(f"expert {what} of {found.name} is running already")
-            folder = found.root / FOLDER
-            refuse_links(folder, below=found.root)
-            folder.mkdir(exist_ok=True)
+            folder = state_folder(found.root)
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
             with open(open_plain(folder / f"{name}.log", flags, 0o600), "wb") as log:
@@ -144,7 +157,7 @@ class Jobs:
             job = StartedCommand(id=name, what=what, about=found.name, subject=found.id,
                       command=tuple(command), holder=holder, folder=folder)  # fmt: skip
             record = {**asdict(job), "folder": None}
-            write_text_atomically(folder / f"{name}.json", json_text(record) + "\n")
+            _write_private(folder / f"{name}.json", json_text(record) + "\n")
             self._known[name] = job
         threading.Thread(target=job.keep_exit_code, args=(process,), daemon=True).start()
         return job

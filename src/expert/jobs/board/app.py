@@ -35,6 +35,7 @@ STATIC = {
 
 def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
     from starlette.applications import Starlette
+    from starlette.middleware.gzip import GZipMiddleware
     from starlette.routing import Route
 
     from expert.jobs.board.routes import routes
@@ -46,6 +47,7 @@ def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
     )
     app.router.redirect_slashes = False
     app.state.board = board
+    app.add_middleware(GZipMiddleware)
     return Guard(app, token=token, host=host, read_only=board.read_only)
 
 

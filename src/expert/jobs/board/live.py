@@ -7,9 +7,11 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+
+from expert.jobs.serve.body import RequestError
 
 TICK_SECONDS = 1.0
 KEPT_SECONDS = 20.0
@@ -95,29 +97,36 @@ class Hub:
         await asyncio.to_thread(view.refresh)
         return view
 
-    async def stream(self, view: View, seen: str) -> AsyncIterator[bytes]:
-        """Server-sent events with the elements that changed since `seen`, in their newest state.
-        If making them fails the stream ends, and the page connects again."""
-        known, sent = int(seen) if seen.isdigit() else 0, time.monotonic()
+    @contextmanager
+    def place_for(self, view: View) -> Iterator[None]:
+        """Count a tab that follows this view; RequestError if there are too many."""
+        if self.streams >= MAX_STREAMS:
+            raise RequestError(503, f"{MAX_STREAMS} pages are open; close one.")
         self.streams += 1
         view.streams += 1
         try:
-            yield b"retry: 2000\n\n"
-            while not self.closing.is_set():
-                await asyncio.to_thread(view.refresh)
-                parts, now = view.parts, time.monotonic()
-                fresh = {name: html for name, (at, html) in parts.items() if at > known}
-                if fresh:
-                    known, sent = max(at for at, _ in parts.values()), now
-                    data = json.dumps({"seen": str(known), "parts": fresh})
-                    yield f"data: {data}\n\n".encode()
-                elif now - sent > HEARTBEAT_SECONDS:
-                    sent = now
-                    yield b": still here\n\n"
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(TICK_SECONDS):
-                        await self.closing.wait()
+            yield
         finally:
             self.streams -= 1
             view.streams -= 1
             view.used = time.monotonic()
+
+    async def stream(self, view: View, seen: str) -> AsyncIterator[bytes]:
+        """Server-sent events with the elements that changed since `seen`, in their newest state.
+        If making them fails the stream ends, and the page connects again."""
+        known, sent = int(seen) if seen.isdigit() else 0, time.monotonic()
+        yield b"retry: 2000\n\n"
+        while not self.closing.is_set():
+            await asyncio.to_thread(view.refresh)
+            parts, now = view.parts, time.monotonic()
+            fresh = {name: html for name, (at, html) in parts.items() if at > known}
+            if fresh:
+                known, sent = max(at for at, _ in parts.values()), now
+                data = json.dumps({"seen": str(known), "parts": fresh})
+                yield f"data: {data}\n\n".encode()
+            elif now - sent > HEARTBEAT_SECONDS:
+                sent = now
+                yield b": still here\n\n"
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self.closing.wait()

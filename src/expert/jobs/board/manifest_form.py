@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
-from expert.core.links import open_plain, refuse_links
+from expert.core.links import open_plain
 from expert.core.process import run_program
 from expert.core.text import duration_range, epochs_in_words, gib
 from expert.insight.page.plan import plan_section
 from expert.insight.record import RunRecord, mapping
 from expert.insight.step.anatomy import finite
-from expert.jobs.board.actions import FOLDER, ActionRefused, environment
+from expert.jobs.board.actions import ActionRefused, environment, state_folder
 from expert.jobs.board.folders import BoardItem
 from expert.jobs.board.render import page, part
 from expert.jobs.board.views import output_lines
@@ -43,8 +43,9 @@ GROUPS = (
     ("", "About the expert"),
 )
 """Groups of keys by prefix; the first match counts."""
-SHOWN_KEYS = ("epochs", "learning_rate", "batch_size", "max_seq_length", "adapter_type", "rank",
-         "packing", "optim")  # fmt: skip
+SHOWN_KEYS = ("base_models[0].name", *(f"{CONFIG}{name}" for name in (
+    "epochs", "learning_rate", "batch_size", "max_seq_length", "adapter_type", "rank", "packing",
+    "optim")))  # fmt: skip
 """Keys shown without opening a group."""
 SECTIONS = ("training", "training.config", "training.dataset", "training.decoding")
 """Objects without a field, since each of their keys has one."""
@@ -65,8 +66,12 @@ def keys() -> dict[str, KeyHelp]:
     """The keys that have a field, by path as in `--set`: all but those of entries of lists and
     objects, which are written as a whole; of several base models the first, which is trained."""
     found = {key.path.replace("base_models[]", "base_models[0]"): key for key in explain()}
-    return {path: key for path, key in found.items()
-            if path not in SECTIONS and not re.search(r"\[\]|<name>", path)}  # fmt: skip
+    return {
+        path: key
+        for path, key in found.items()
+        if path not in SECTIONS and not re.search(r"\[\]|<name>", path)
+        and not key.meaning.startswith("Superseded")
+    }  # fmt: skip
 
 
 def manifest_page(found: BoardItem) -> str:
@@ -79,7 +84,7 @@ def manifest_page(found: BoardItem) -> str:
     except (ExpertError, OSError):  # the plan shows the problem
         written = {}
     fields = {path: _field(path, key, _value(written, path)) for path, key in keys().items()}
-    first = [fields.pop(f"{CONFIG}{name}") for name in SHOWN_KEYS]
+    first = [fields.pop(path) for path in SHOWN_KEYS]
     groups = []
     for prefix, title in GROUPS:
         own = [fields.pop(path) for path in list(fields) if path.startswith(prefix)]
@@ -110,7 +115,7 @@ def _field(path: str, key: KeyHelp, written: Any) -> dict[str, Any]:
     default = key.default.strip('"')
     return {
         "path": path,
-        "short": _SHORT.sub("", path),
+        "short": "model" if path == SHOWN_KEYS[0] else _SHORT.sub("", path),
         "kind": "object" if is_object else "text" if is_free else "choice",
         "words": words,
         "meaning": key.meaning,
@@ -212,9 +217,8 @@ def run_command(words: Sequence[str]) -> tuple[int, str, str]:
 async def save_upload(parts: AsyncIterator[bytes], root: Path, name: str) -> Path:
     """Write an uploaded file to a new folder below the board's; ActionRefused if it is too large or
     stalls."""
-    folder = root / FOLDER / f"rows-{secrets.token_hex(6)}"
-    refuse_links(folder, below=root)
-    folder.mkdir(parents=True)
+    folder = state_folder(root) / f"rows-{secrets.token_hex(6)}"
+    folder.mkdir(mode=0o700)
     file = folder / (re.sub(r"[^\w.-]+", "-", name).strip(".-")[-80:] or "rows.jsonl")
     seen = 0
     try:

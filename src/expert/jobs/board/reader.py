@@ -9,8 +9,9 @@ from pathlib import Path
 from expert.core.events import MAX_LINE_BYTES, Event, check_event_file_size, parse_event
 from expert.core.links import open_plain
 
-WHOLE_BYTES = 1_500_000
-"""Up to this size every line is parsed: about 2,500 log lines, 0.1 s. Of more, every n-th."""
+WHOLE_BYTES = 2_500
+"""Up to this size for each log line that is kept every line is parsed, for a run's own page about
+2,500 lines in 0.1 s. Of more, every n-th."""
 CHUNK = 8 * 2**20
 MAX_OTHER_EVENTS = 5_000
 """Events that are not log lines; the newest are kept."""
@@ -48,7 +49,7 @@ class EventReader:
                 self._file = file
             check_event_file_size(self.path)
             before = self._position
-            every = 1 + (status.st_size - before) // WHOLE_BYTES
+            every = 1 + (status.st_size - before) // (WHOLE_BYTES * self.most)
             while True:
                 stream.seek(self._position)
                 raw = stream.read(min(CHUNK, status.st_size - self._position))

@@ -4,7 +4,8 @@ a problem to show."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from expert.jobs.board.actions import (
 )
 from expert.jobs.board.board import Board
 from expert.jobs.board.folders import BoardItem, notes_in, read_notes, write_notes
-from expert.jobs.board.live import MAX_STREAMS, View
+from expert.jobs.board.live import View
 from expert.jobs.board.manifest_form import (
     make_expert,
     manifest_page,
@@ -36,13 +37,12 @@ from expert.jobs.board.manifest_form import (
     set_options,
 )
 from expert.jobs.board.render import page
-from expert.jobs.board.summaries import newest_first
 from expert.jobs.board.views import ChatView, JobView, ListView, RunView
 from expert.jobs.serve.body import RequestError, read_body
-from expert.run.stored.choose_checkpoint import states
 
 if TYPE_CHECKING:
     from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
 
 MAX_COMPARED = 6
 SHOWN_JOBS = 20
@@ -64,7 +64,6 @@ def routes() -> list[Route]:
         Route("/upload/rows", _upload, methods=["POST"]),
         Route("/manifest/{id}", _manifest),
         Route("/manifest/{id}/{action}", _of_manifest, methods=["POST"]),
-        Route("/chat", _chats),
         Route("/run/{id}/chat", _chat),
         Route("/run/{id}/{action}", _of_run, methods=["POST"]),
         Route("/job/{id}/stop", _stop_job, methods=["POST"]),
@@ -121,10 +120,21 @@ async def _live(request: Request) -> Response:
     view = await _view(request, request.path_params.get("kind", "runs"))
     if request.method == "HEAD":  # asks whether the board is up; a stream would not end
         return Response(media_type="text/event-stream")
-    if hub.streams >= MAX_STREAMS:
-        raise RequestError(503, "Too many pages are open.")
     events = hub.stream(view, request.query_params.get("seen", ""))
-    return StreamingResponse(events, media_type="text/event-stream")
+    return LiveResponse(events, counted=hub.place_for(view))
+
+
+class LiveResponse(StreamingResponse):
+    """Server-sent events that hold a place from before their first byte to the end of the
+    connection, however it ends."""
+
+    def __init__(self, events: AsyncIterator[bytes], *, counted: AbstractContextManager[None]):
+        super().__init__(events, media_type="text/event-stream")
+        self._counted = counted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._counted:
+            await super().__call__(scope, receive, send)
 
 
 async def _searched_run(request: Request, name: str) -> RunView:
@@ -187,23 +197,11 @@ async def _manifest(request: Request) -> Response:
     return HTMLResponse(await run_in_threadpool(manifest_page, found))
 
 
-async def _chats(request: Request) -> Response:
-    board = _board(request, writable=True)
-    await asyncio.to_thread(board.places.search)
-
-    def loadable() -> str:
-        runs = [run for run in board.places.of_kind("run") if states(RunFolder(run.path))]
-        shown = sorted(map(board.summaries.of, runs), key=newest_first)
-        return page("chats", "Chat", here="chat", runs=shown)
-
-    return HTMLResponse(await run_in_threadpool(loadable))
-
-
 async def _chat(request: Request) -> Response:
     """Two conversations and one input for both; the script does the rest."""
     view = await _view(request, "chat")
     found = _board(request).get(request.path_params["id"], "run")
-    html = page("chat", f"Chat with {found.name}", here="chat", found=found, view=view)
+    html = page("chat", f"Chat with {found.name}", found=found, view=view)
     return HTMLResponse(html)
 
 
@@ -242,10 +240,9 @@ async def _started(board: Board, what: str, words: list[str], found: BoardItem) 
 async def _upload(request: Request) -> Response:
     """Receive a data file and create an expert from it."""
     places, asked = _board(request).places, request.query_params
-    try:
-        root = places.roots[int(asked.get("root", "0"))]
-    except (ValueError, IndexError):
-        raise RequestError(400, "There is no such folder on this board.") from None
+    roots = {str(number): root for number, root in enumerate(places.roots)}
+    if (root := roots.get(asked.get("root", "0"))) is None:
+        raise RequestError(400, "There is no such folder on this board.")
     rows = await save_upload(request.stream(), root, asked.get("file", ""))
     try:
         name, model = asked.get("name", ""), asked.get("model", "")

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from expert.core.errors import ExpertError
-from expert.core.rundir import RunFolder
+from expert.core.rundir import RunFolder, outdated
+from expert.core.stored_json import read_object_or_empty
 from expert.core.text import duration, loss
-from expert.insight.page.figures import Point, spans_magnitudes
-from expert.insight.step.anatomy import finite
+from expert.insight.page.validation import Validated
+from expert.insight.step.anatomy import finite, session_clock
 from expert.jobs.board.folders import BoardItem
 from expert.jobs.board.reader import EventReader
+from expert.run.stored.changes import leaves, option_name
 from expert.run.stored.status import RunStatus, status_by
 
-LINES = 60
-"""Log lines kept per run: a sparkline is 120 pixels wide."""
+LINES = 10
+"""Log lines kept per run: the list shows the last, and parsing is most of its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,14 @@ class Summary:
 
     found: BoardItem
     status: RunStatus | None
-    losses: tuple[Point, ...] = ()
+    began: float | None = None
+    """Time of the first event, in seconds since 1970."""
+    seconds: float | None = None
+    """From the start to the last event, without pauses before a resume."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What was asked for, by keys as in --set."""
+    accuracy: float | None = None
+    gate: bool | None = None
     problem: str = ""
 
     @property
@@ -41,21 +50,6 @@ class Summary:
         return f"{status.model} on {status.device}" if status and status.model else ""
 
     @property
-    def curve(self) -> str:
-        """The losses as points of a drawing of 100 by 100; on a log scale if they span much."""
-        known = [(at, value) for at, value in self.losses if value is not None]
-        if len(known) < 2:
-            return ""
-        scale = math.log if spans_magnitudes(known) else float
-        values = [scale(value) for _, value in known]
-        low, high, first = min(values), max(values), known[0][0]
-        wide, tall = known[-1][0] - first or 1.0, high - low or 1.0
-        return " ".join(
-            f"{100 * (at - first) / wide:.1f},{100 * (high - value) / tall:.1f}"
-            for (at, _), value in zip(known, values, strict=True)
-        )
-
-    @property
     def progress(self) -> float | None:
         """Share of the steps done."""
         if self.status is None or self.status.step is None or not self.status.total_steps:
@@ -64,22 +58,54 @@ class Summary:
 
     @property
     def numbers(self) -> dict[str, str]:
-        """Numbers to show, by label; "" if unknown. Event files store "nan" as text."""
+        """Numbers of the run's page, by label; "" if unknown. Event files store "nan" as text."""
         status = self.status
         if status is None:
             return {}
         total = f" / {status.total_steps:,}" if status.total_steps else ""
         known: dict[str, tuple[Any, Callable[[Any], str]]] = {
             "step": (status.step, lambda n: f"{n:,}{total}"),
-            "loss": (next((y for _, y in reversed(self.losses) if y is not None), None), loss),
+            "loss": (status.loss, loss),
             "validation loss": (status.eval_loss, loss),
-            "best validation": (status.best_eval_loss, loss),
             "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
             "GPU": (status.gpu_utilization, "{:.0f} %".format),
             "left": (status.eta_seconds if self.state == "running" else None, duration),
         }
         return {name: write(value) if isinstance(value, int | float) else ""
                 for name, (value, write) in known.items()}  # fmt: skip
+
+    @property
+    def cells(self) -> list[tuple[Any, str]]:
+        """The columns of numbers of the list: each value to sort by, and as text."""
+        status = self.status
+        gate = {True: " ✓", False: " ✗", None: ""}[self.gate]
+        known: list[tuple[Any, Callable[[Any], str]]] = [
+            (self.began, lambda at: f"{duration(max(0.0, time.time() - at) // 60 * 60)}"),
+            (self.seconds, duration),
+            (self.accuracy, lambda share: f"{share:.1%}{gate}"),
+            (status and status.best_eval_loss, loss),
+            (status and status.tokens_per_second, "{:,.0f}".format),
+        ]
+        return [(value, write(value)) if isinstance(value, int | float) else ("", "")
+                for value, write in known]  # fmt: skip
+
+
+def changed(runs: Sequence[Summary]) -> dict[str, str]:
+    """For every run, by its id, the settings in which the runs of its folder differ."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for run in runs:
+        where = run.found.where
+        for path, value in run.settings.items():
+            values.setdefault((where, path), set()).add(str(value))
+    return {
+        run.found.id: ", ".join(
+            f"{option_name(path)}={value}"
+            for where in [run.found.where]
+            for path, value in run.settings.items()
+            if len(values[where, path]) > 1
+        )
+        for run in runs
+    }
 
 
 def newest_first(run: Summary) -> tuple[bool, float, str]:
@@ -93,6 +119,8 @@ class Summaries:
 
     def __init__(self) -> None:
         self._readers: dict[Path, EventReader] = {}
+        self._files: dict[Path, tuple[int, dict[str, Any]]] = {}
+        """Objects in the run folders, with the time of their last change."""
         self._lock = threading.Lock()
 
     def of(self, found: BoardItem) -> Summary:
@@ -104,15 +132,38 @@ class Summaries:
                 status = status_by(reader.events, folder, damaged_lines=reader.damaged)
             except (ExpertError, OSError, ValueError) as error:
                 return Summary(found=found, status=None, problem=str(error))
-            losses = {
-                step: finite(event.get("loss"))
-                for event in reader.events
-                if event["event"] == "step" and (step := finite(event.get("step"))) is not None
-            }
-            return Summary(found=found, status=status, losses=tuple(sorted(losses.items())))
+            clock = session_clock(reader.events)
+            began = finite(reader.events[0].get("time")) if reader.events else None
+            judged = self._stored(folder.validation)
+            valid = Validated({} if outdated(judged, folder) else judged)
+            return Summary(found=found, status=status, began=began,
+                           seconds=clock[-1] if clock else None,
+                           settings=_settings(self._stored(folder.manifest)),
+                           accuracy=valid.accuracy, gate=valid.gate)  # fmt: skip
+
+    def _stored(self, file: Path) -> dict[str, Any]:
+        """The object in a file, read again only if it changed."""
+        try:
+            changed = file.lstat().st_mtime_ns
+        except OSError:
+            return {}
+        if self._files.get(file, (0, {}))[0] != changed:
+            self._files[file] = changed, read_object_or_empty(file)
+        return self._files[file][1]
 
     def forget(self, kept: set[Path]) -> None:
         """Drop all other runs."""
         with self._lock:
             for path in self._readers.keys() - kept:
                 del self._readers[path]
+            self._files = {file: one for file, one in self._files.items() if file.parent in kept}
+
+
+def _settings(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The settings of training in a manifest, by path."""
+    kept = ("training.", "base_models")
+    return {
+        path: value
+        for path, value in leaves(manifest)
+        if path.startswith(kept) and not path.endswith("output_dir")
+    }

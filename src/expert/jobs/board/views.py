@@ -18,7 +18,7 @@ from expert.jobs.board.folders import MAX_FOLDERS, BoardFolders, BoardItem, read
 from expert.jobs.board.live import Throttle, View
 from expert.jobs.board.reader import EventReader
 from expert.jobs.board.render import part
-from expert.jobs.board.summaries import Summaries, newest_first
+from expert.jobs.board.summaries import Summaries, changed, newest_first
 from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_record
 
 LIST_SHARE, STATUS_SHARE, REPORT_SHARE = 1 / 300, 0.0015, 0.005
@@ -33,7 +33,7 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class ListView(View):
-    """One card per run, running ones first, then the newest."""
+    """One row per run, running ones first, then the newest."""
 
     def __init__(self, places: BoardFolders, summaries: Summaries, *, read_only: bool) -> None:
         super().__init__()
@@ -42,15 +42,17 @@ class ListView(View):
 
     def elements(self) -> dict[str, str]:
         if not self.parts:
-            return self._cards()  # reads all runs, once
-        return self._pace.run(self._cards) if self._pace.due() else {}
+            return self._rows()  # reads all runs, once
+        return self._pace.run(self._rows) if self._pace.due() else {}
 
-    def _cards(self) -> dict[str, str]:
+    def _rows(self) -> dict[str, str]:
         self._places.search()
         found = self._places.of_kind("run")
         self._summaries.forget({run.path for run in found})
         runs = sorted(map(self._summaries.of, found), key=newest_first)
-        parts = {f"run-{run.found.id}": part("card", run, read_notes(run.found.path))
+        settings = changed(runs)
+        parts = {f"run-{run.found.id}": part("row", run, read_notes(run.found.path),
+                                             settings[run.found.id])
                  for run in runs}  # fmt: skip
         count = Counter("killed" if run.state == "gone" else run.state for run in runs)
         words = [f"{number} {state}" for state, number in count.most_common()]
@@ -89,9 +91,9 @@ class RunView(View):
             self._reader.read_new()
             parts = {"status": part("status", summary)}
             validated = self.folder.validation
-            changed = validated.lstat().st_mtime_ns if validated.exists() else None
+            written = validated.lstat().st_mtime_ns if validated.exists() else None
             last = self._reader.events[-1] if self._reader.events else None
-            now = (summary.state, changed, last)
+            now = (summary.state, written, last)
             if now[:2] != self._shown[:2] or (self._report_pace.due() and now != self._shown):
                 parts |= self._report_pace.run(self._report)
                 self._shown = now

@@ -249,7 +249,7 @@ def _losses(events: Sequence[Event]) -> list[tuple[str, Any]]:
             last["validation loss, last" if split == "validation" else f"{split} loss"] = event
     finished = next((one for one in reversed(events) if one["event"] == "finished"), {})
     return [
-        ("training loss, mean", finished.get("loss")),
+        ("training loss", finished.get("smoothed_loss")),
         ("validation loss, best", finished.get("eval_loss")),
         *((name, event.get("loss")) for name, event in last.items()),
     ]

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from expert.core.errors import EXIT_OK
+from expert.core.errors import EXIT_INTERRUPTED, EXIT_OK
 from expert.core.events import read_events
 from expert.core.interrupts import signal_label
 from expert.core.publish import publishing
@@ -37,6 +37,7 @@ def finished(session: Session, *, early: bool) -> RunResult:
         "finished",
         step=state.done,
         loss=facts["loss"],
+        smoothed_loss=facts["smoothed_loss"],
         eval_loss=_best_loss(session),
         last_eval_loss=last_eval_loss(session),
         test_loss=test_loss,
@@ -45,6 +46,7 @@ def finished(session: Session, *, early: bool) -> RunResult:
         earlier_seconds=session.instruments.meter.earlier_seconds,
         tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
+        median_tokens_per_second=facts["median_tokens_per_second"],
         steps_per_second=facts["steps_per_second"],
         early=early,
         final=str(final),
@@ -53,7 +55,8 @@ def finished(session: Session, *, early: bool) -> RunResult:
 
 
 def stopped(session: Session, exit_code: int) -> RunResult:
-    reason = signal_label(exit_code)
+    # SIGINT is Ctrl-C, or Stop on the board, or a scheduler: the signal does not say which.
+    reason = "" if exit_code == EXIT_INTERRUPTED else signal_label(exit_code)
     session.emit("stopped", step=session.state.done, reason=reason, exit_code=exit_code)
     return _result(session, exit_code=exit_code, final=None, test_loss=None)
 

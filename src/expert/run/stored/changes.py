@@ -26,15 +26,20 @@ Option = tuple[str, Any, Any]
 
 # Keys, by their last part, that do not affect training.
 _IRRELEVANT_KEYS = frozenset(
-    {"output_dir", "logging_steps", "pretokenized_cache"}
-    | {"trackers", "tracker_project", "tracker_run_name"}
+    {"logging_steps", "pretokenized_cache", "trackers", "tracker_project", "tracker_run_name"}
 )
 _CONFIG = "training.config."
 _RELEVANT_EVENTS = ("started", "data", "finished")
 
 
 def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
-    """The manifest keys that changed since the start of a run."""
+    """The manifest keys that affect training and changed since the start of a run."""
+    found = changed_settings(folder, manifest)
+    return [option for option in found if option[0].rpartition(".")[2] not in _IRRELEVANT_KEYS]
+
+
+def changed_settings(folder: RunFolder, manifest: Manifest) -> list[Option]:
+    """The manifest keys that changed since the start of a run, but for where runs are created."""
     recorded = read_object_or_empty(folder.manifest)
     if not recorded:
         return []
@@ -44,8 +49,7 @@ def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
     return [
         (path, then.get(path), now.get(path))
         for path in paths
-        if path.startswith(("training.", "base_models"))
-        and path.rpartition(".")[2] not in _IRRELEVANT_KEYS
+        if path.startswith(("training.", "base_models")) and path != f"{_CONFIG}output_dir"
     ]
 
 

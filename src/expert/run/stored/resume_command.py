@@ -13,7 +13,7 @@ from expert.core.stored_json import read_object_or_empty
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.manifest.schema.manifest import CHAR_GPT
-from expert.run.stored.changes import changed_options, option_name
+from expert.run.stored.changes import changed_settings, option_name
 from expert.run.stored.locate import manifest_of, start_of
 from expert.run.text_manifest import character_manifest
 
@@ -59,7 +59,7 @@ def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Set
             read = character_manifest(text, [f"training.dataset.path={json.dumps(text)}"])
     except (ExpertError, OSError):  # the user can fix it and name it again
         return words, []
-    settings = [(path, then) for path, then, _ in changed_options(folder, read.manifest)]
+    settings = [(path, then) for path, then, _ in changed_settings(folder, read.manifest)]
     return [*words, *_model(folder, read)], settings
 
 

@@ -33,12 +33,10 @@ class RunStatus:
     epoch: float | None
     epochs: float | None
     loss: float | None
-    """The mean of the steps since the previous step event; for a finished run only if the last
-    event was at its last step."""
-    mean_loss: float | None
-    """Over the whole run, once finished."""
+    """Smoothed over the last log lines, as in the terminal and in the report."""
     rate: float | None
     tokens_per_second: float | None
+    """The median of the log lines at normal pace."""
     steps_per_second: float | None
     gpu_utilization: float | None
     """Percent of the time the card was busy, over the last step event; None on a CPU."""
@@ -86,7 +84,7 @@ def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int 
         if kind == "started":
             seen |= {name: event.get(name) for name in _STARTED}
         elif kind == "step":
-            seen |= {name: event.get(name) for name in _STEP}
+            seen |= {name: event.get(name) for name in _STEP} | _summary(event)
             loss_at = epoch_at = step
             for name, field in _PEAKS.items():  # torch resets its own when the plan changes
                 if isinstance(peak := event.get(field), int):
@@ -122,7 +120,8 @@ def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int 
         _describe_end(seen, ending)
         # Step events are written at intervals: an earlier one does not describe the end.
         if loss_at != ending.get("step"):
-            seen |= {"loss": None, "rate": None}
+            seen["rate"] = None
+            seen["loss"] = seen["loss"] if "smoothed_loss" in ending else None
         if epoch_at != ending.get("step"):
             seen["epoch"] = None
     return RunStatus(
@@ -150,14 +149,22 @@ _PEAKS = {
 _REACHED = ("eval", "saved", "finished", "stopped", "rolled_back", "resumed")
 """Events that give the last step reached; step events are only written at intervals."""
 _FACTS = (
-    *(*_STARTED, *_STEP, *_PEAKS, "mean_loss", "eval_loss", "best_eval_loss", "best_eval_step"),
-    *("test_loss", "last_checkpoint"),
+    *(*_STARTED, *_STEP, *_PEAKS, "eval_loss", "best_eval_loss", "best_eval_step", "test_loss"),
+    "last_checkpoint",
 )
+
+
+_SUMMARY = {"loss": "smoothed_loss", "tokens_per_second": "median_tokens_per_second"}
+
+
+def _summary(event: Event) -> dict[str, Any]:
+    """The numbers that describe the run up to an event; older runs recorded none."""
+    return {name: event[field] for name, field in _SUMMARY.items() if event.get(field) is not None}
 
 
 def _describe_end(seen: dict[str, Any], finished: Event) -> None:
     """Add the values of a finished run as a whole."""
-    seen |= {"mean_loss": finished.get("loss"), "eta_seconds": None}
+    seen["eta_seconds"] = None
     best = finished.get("eval_loss")
     if best is not None and best != seen["best_eval_loss"]:
         seen |= {"best_eval_loss": best, "best_eval_step": None}
@@ -165,6 +172,7 @@ def _describe_end(seen: dict[str, Any], finished: Event) -> None:
     for name, field in (("eval_loss", "last_eval_loss"), *rates):
         if finished.get(field) is not None:
             seen[name] = finished[field]
+    seen |= _summary(finished)
 
 
 def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:

@@ -13,7 +13,7 @@ function parsed(html) {
 
 // --- live elements --------------------------------------------------------------------------
 
-const CONTAINERS = "section, .grid";
+const CONTAINERS = "section, section > details, .grid";
 
 function inUse(element) {
   const active = document.activeElement;
@@ -135,7 +135,10 @@ function connection(state) {
 
 function afterwards() {
   filter();
+  sortRuns();
   drawCharts();
+  const begun = document.querySelector("#job[data-run]");
+  if (begun && !begun.contains(document.activeElement)) location.replace(begun.dataset.run);
   const state = document.querySelector("#status [data-state]")?.dataset.state;
   document.querySelectorAll("[data-for]").forEach((element) => {
     element.hidden = !element.dataset.for.split(" ").includes(state);
@@ -150,17 +153,39 @@ function filter() {
   if (!field) return;
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
   const state = byId("state").value;
-  document.querySelectorAll("article.run").forEach((run) => {
+  document.querySelectorAll("tr.run").forEach((run) => {
     const fits = words.every((word) => run.dataset.words.includes(word));
     run.hidden = !fits || (state !== "" && run.dataset.state !== state);
   });
-  const chosen = document.querySelectorAll("article.run:not([hidden]) input:checked").length;
+  const chosen = document.querySelectorAll("tr.run:not([hidden]) input:checked").length;
   byId("compare").disabled = chosen < 2;
   byId("compare").textContent = chosen > 1 ? `Compare ${chosen}` : "Compare";
 }
 
+let sorting = { column: 0, down: false }; // 0: the order of the board
+
+function sortRuns() {
+  const place = byId("parts");
+  if (!sorting.column || !place) return;
+  const key = (run) => run.children[sorting.column].dataset.sort;
+  const order = (a, b) => key(a).localeCompare(key(b), "en", { numeric: true });
+  const number = (run) => (key(run) === "" ? -Infinity : Number(key(run)));
+  const rows = [...place.querySelectorAll("tr.run")];
+  const numeric = rows.every((run) => !Number.isNaN(number(run)));
+  rows.sort((a, b) => (numeric ? number(a) - number(b) : order(a, b)) * (sorting.down ? -1 : 1));
+  rows.forEach((run, index) => place.children[index] === run || place.insertBefore(run, place.children[index]));
+}
+
+function sortBy(column) {
+  sorting = { column, down: sorting.column === column ? !sorting.down : column > 1 };
+  document.querySelectorAll("th").forEach((head, index) => {
+    head.ariaSort = index === column ? (sorting.down ? "descending" : "ascending") : null;
+  });
+  sortRuns();
+}
+
 function compare() {
-  const boxes = document.querySelectorAll("article.run:not([hidden]) input:checked");
+  const boxes = document.querySelectorAll("tr.run:not([hidden]) input:checked");
   location.href = `/compare?${[...boxes].map((box) => `run=${box.value}`).join("&")}`;
 }
 
@@ -320,6 +345,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-action]");
   if (button) act(button);
   else if (event.target.closest("#compare")) compare();
+  else if (event.target.dataset.column) sortBy(Number(event.target.dataset.column));
 });
 document.addEventListener("submit", (event) => {
   const { action, upload: place } = event.target.dataset;
@@ -328,8 +354,19 @@ document.addEventListener("submit", (event) => {
   if (action) send(event.target);
   else if (place) upload(event.target);
 });
+// Show the fields whose key or meaning has the words, wherever they are folded.
+function findKeys(words) {
+  const fits = (field) => !field.querySelector("[data-was]") || field.textContent.toLowerCase().includes(words);
+  byId("settings").querySelectorAll("label").forEach((field) => (field.hidden = !fits(field)));
+  byId("settings").querySelectorAll("details").forEach((group) => {
+    group.hidden = !group.querySelector("label:not([hidden])");
+    group.open = words !== "" && !group.hidden;
+  });
+}
+
 document.addEventListener("input", (event) => {
-  if (event.target.closest("#filter, #state, article.run")) filter();
+  if (event.target.id === "find-key") findKeys(event.target.value.trim().toLowerCase());
+  if (event.target.closest("#filter, #state, tr.run")) filter();
 });
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input, textarea, select");
