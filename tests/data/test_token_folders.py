@@ -256,6 +256,8 @@ def test_tokens_are_counted_without_their_tokenizer(tmp_path):
     file = token_expert(tmp_path, ROWS, model="Qwen/Qwen3-0.6B", max_seq_length=128)
     length = expert.plan(file).length
     real = sum(sum(row["attention_mask"]) for row in ROWS)
+    assert length.tokens_per_epoch is not None
+    assert length.rows is not None
     assert abs(length.tokens_per_epoch / length.rows - real / len(ROWS)) < 2
 
 

@@ -21,7 +21,7 @@ from expert.core.events import read_events
 from expert.jobs.train import train
 from expert.model.load import LoadedModel
 from expert.run import build
-from expert.run.session.finish import RunResult
+from expert.run.session.result import RunResult
 from expert.telemetry.cpu import available_cores
 from expert.telemetry.timeline import Timeline
 from expert.training import loop

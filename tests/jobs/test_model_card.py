@@ -260,14 +260,14 @@ def test_a_card_says_what_the_expert_does_how_to_ask_it_and_where_it_fails():
         "license": "Apache 2.0",
         "limitations": ["English only."],
     }
-    row = "<user>a ```` b</user>"
-    asked = PromptFormat("<user>{question}</user>", plain=False, example=row)
+    text = "<user>```` {question}</user>"
+    asked = PromptFormat(text, plain=False)
     card = model_card(
         plan, done, CardFacts(manifest=manifest, verdict=verdict, prompt_format=asked)
     )
     assert yaml.safe_load(card.split("---")[1])["license"] == "apache-2.0"
     assert "Repairs \\*broken\\* JSON.\n\nTasks: repair.\n" in card
-    assert f"`````text\n{row}\n`````\n" in card  # the row cannot end its block
+    assert f"`````text\n{text}\n`````\n" in card  # the format cannot end its block
     facts = facts_of(card)
     assert facts["answers of the baseline"] == "1.0% (base) on the same cases"
     _, _, limitations = card.partition("## Limitations\n\n")
@@ -280,11 +280,10 @@ def test_a_card_says_what_the_expert_does_how_to_ask_it_and_where_it_fails():
     assert "answers of the baseline" not in unknown
 
 
-def test_the_row_of_a_card_is_the_first_of_the_data():
+def test_a_card_shows_the_prompt_format_and_no_row_of_the_data():
     card = (exported("lora").folder / "README.md").read_text(encoding="utf-8")
-    shown = card.partition("as the model sees it:\n\n```text\n")[2].partition("\n```")[0]
-    assert RUN_ROWS[0]["instruction"] in shown
-    assert RUN_ROWS[0]["response"] in shown
+    assert "{question}" in card.partition("What the model reads")[2].partition("##")[0]
+    assert not [row for row in RUN_ROWS if row["instruction"] in card]
 
 
 def test_the_head_of_a_card_has_language_licence_and_tags_of_the_manifest():

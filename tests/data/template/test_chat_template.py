@@ -161,9 +161,13 @@ def test_a_conversation_of_very_many_turns_is_an_error_of_its_row(monkeypatch):
     monkeypatch.setattr("expert.data.template.chat_template.MOST_RENDERED_TURNS", 600)
     template, spoken = ChatTemplate(THINKING, eos="</s>"), "<think>x</think>b"
     short = tuple(Turn("assistant" if n % 2 else "user", spoken) for n in range(10))
-    rendered = []
-    render = template._sandbox.render
-    template._sandbox.render = lambda *args, **more: rendered.append(1) or render(*args, **more)
+    rendered, render = list[int](), SandboxedTemplate.render
+
+    def counted(self: Any, messages: Any, **variables: Any) -> str:
+        rendered.append(len(messages))
+        return str(render(self, messages, **variables))
+
+    monkeypatch.setattr(SandboxedTemplate, "render", counted)
     for _ in range(5):  # of each row anew
         assert template.segments(Example(short))
     rendered.clear()

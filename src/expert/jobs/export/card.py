@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -35,7 +34,6 @@ from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import Trained
 
 QUESTION = "{question}"
-MAX_EXAMPLE = 4_000
 """Characters of a row that is shown."""
 LIBRARIES = ("torch", "transformers", "peft")
 _DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
@@ -60,14 +58,11 @@ class PromptFormat(NamedTuple):
     """The model continues text: answers are not stripped."""
     stops: tuple[str, ...] = ()
     """Texts that end an answer, besides the tokens in generation_config.json."""
-    example: str = ""
-    """The first row of the data as the model sees it; "" if it is long or cannot be read."""
 
 
 def prompt_format_of(trained: Trained) -> PromptFormat | None:
     """The prompt that `expert sample` would use; None for the character model."""
     from expert.data.plain_text import FirstRow, trained_on_text
-    from expert.data.template.templates import TemplateError
     from expert.data.tokens.encoder import TextEncoder
 
     template, encoder = trained.template, trained.encoder
@@ -80,12 +75,7 @@ def prompt_format_of(trained: Trained) -> PromptFormat | None:
     text = prompt_text(template, QUESTION, plain=plain, tools="" if plain else first.tools)
     # The tokenizer's prefix (bos): the code calls it with add_special_tokens=False.
     before = encoder.decode(encoder.prefix) if encoder.prefix else ""
-    whole = ""
-    if first.example is not None and not plain:
-        with suppress(TemplateError):  # a row that the template refuses is not trained on
-            whole = before + "".join(each.text for each in template.segments(first.example))
-    example = whole if len(whole) <= MAX_EXAMPLE else ""
-    return PromptFormat(before + text, plain, tuple(stops), example)
+    return PromptFormat(before + text, plain, tuple(stops))
 
 
 class CardFacts(NamedTuple):
