@@ -190,7 +190,7 @@ def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
     assert refusal(written(tmp_path, "rows.csv", content)).startswith(text)
 
 
-WESTERN = "".join(f"Straße {n},größer als früher\n" for n in range(9))
+WESTERN = "".join(f"Straße {n},größer beim früher\n" for n in range(9))
 CYRILLIC = "".join(f"улица {n},шире чем раньше\n" for n in range(9))
 
 
