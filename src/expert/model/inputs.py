@@ -46,3 +46,18 @@ class ModelInput(Protocol):
     @property
     def whole_rows(self) -> bool:
         """Whether every row is a single document, possibly padded."""
+
+    @property
+    def branch(self) -> Tensor | None:
+        """int32 [rows, length], if documents branch into several answers: 0 where all of them
+        share, else which branch. Then also `key_places`, `key_boundaries`, `key_copies` (the keys
+        that each sequence sees, for attention), and `answers` and `reference` (for the loss), as
+        BranchArrays in data/feed/branches.py describes them."""
+
+    @property
+    def answers(self) -> Tensor | None:
+        """int32 [rows * length]: the answer that each target is part of."""
+
+    @property
+    def reference(self) -> Tensor | None:
+        """float32 [answers]: their log-probabilities under the starting weights."""
