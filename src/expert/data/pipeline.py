@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.links import refuse_links, refuse_links_inside
-from expert.core.text import shell_quoted
+from expert.core.text import counted, shell_quoted
 from expert.data.examples.cached_results import (
     cached_content_hash,
     cached_survey,
@@ -392,15 +392,21 @@ def source_column_remarks(
 
 
 def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str]:
-    found = TextWarnings()
+    found, alike = TextWarnings(), list[str]()
     for row in islice(reading.rows(), FIRST_ROWS):
         made = reading.segments_of(row) if isinstance(row, Row) else None
         if not isinstance(row, Row) or not isinstance(made, list):
             continue
+        if isinstance(made, Branched) and made.conversations[0] == made.conversations[1]:
+            alike.append(row.place)
         example = example_of(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
         found.note(example, made, row.place, overruled_system(row.values, columns))
-    return found.lines(name, found.examples)
+    lines = found.lines(name, found.examples)
+    if alike:
+        what = f"{counted(len(alike), 'row')} of the first {found.examples:,} prefer an answer to"
+        lines.append(f"{name}: {what} itself, such as {alike[0]}: nothing is learnt from them")
+    return lines
 
 
 def columns_read(line: DataPipeline) -> tuple[str, ...]:

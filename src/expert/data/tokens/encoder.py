@@ -124,10 +124,10 @@ class TextEncoder:
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
         """Every document begins with the tokenizer's prefix, which is not trained on. Token rows
         are just concatenated."""
-        if documents and documents[0] and isinstance(documents[0][0], TokenSegment):
-            return _batch_of_tokens(documents)
         if documents and isinstance(documents[0], Branched):
             return joined_answers(documents, self.encode)
+        if documents and documents[0] and isinstance(documents[0][0], TokenSegment):
+            return batch_of_tokens(documents)
         ids: list[int] = []
         lengths, spans, span_counts = [], [], []
         texts = ["".join([segment.text for segment in segments]) for segments in documents]
@@ -202,7 +202,8 @@ def edges_of(counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return edges
 
 
-def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+def batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+    """Documents whose segments are tokens already."""
     parts: list[Ids] = []
     lengths, spans, span_counts = [], [], []
     for document in documents:
