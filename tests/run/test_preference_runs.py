@@ -24,7 +24,14 @@ PAIRS = [
     for n in range(6)
     for word in WORDS
 ]
-SETTINGS = {"method": "dpo", "epochs": 2, "save_steps": 2, "save_total_limit": None, "eval_steps": 3, "learning_rate": 3e-3}
+SETTINGS = {
+    "method": "dpo",
+    "epochs": 2,
+    "save_steps": 2,
+    "save_total_limit": None,
+    "eval_steps": 3,
+    "learning_rate": 3e-3,
+}
 
 
 def expert(folder: Path, base: Path, **config: object) -> Path:
