@@ -1,10 +1,10 @@
 """The same job of preferences with TRL: DPO with LoRA, as its documentation says.
 
-    python benchmarks/peer_trl_dpo.py --data FOLDER --model FOLDER --out FILE [--rows 16] [--steps 20]
-        [--micro 8] [--nf4] [--memory 24] [--recompute]
+    python benchmarks/peer_trl_dpo.py --data FOLDER --model FOLDER --out FILE [--rows 16]
+        [--steps 20] [--micro 8] [--nf4] [--memory 24] [--recompute]
 
-FOLDER holds pairs.jsonl (prompt, chosen, rejected); --rows: pairs a step. The reference is the model
-without its adapter, and Liger's kernels are used except for the loss, which DPO does not have.
+FOLDER holds pairs.jsonl (prompt, chosen, rejected); --rows: pairs a step. The reference is the
+model without its adapter, and Liger's kernels are used except that for the loss of DPO.
 Pairs a second over the last two thirds of the steps.
 """
 

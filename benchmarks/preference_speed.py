@@ -4,9 +4,7 @@
 
 FOLDER holds corpus.jsonl (a `text` column, with <|assistant|> before the answer and "JSON:" before
 the broken text) and tok/. A pair is such a row, and the broken text as the rejected answer. Weights
-are random and of a real shape, so this is about speed only. `alone`: ours without the shared prompt,
-each answer a document of its own after its prompt. `P:R`: prompts that many times as long as
-answers. Planned as a run of 2,000 steps, and stopped after --steps.
+are X Planned as a run of 2,000 steps, and stopped after --steps.
 """
 
 import argparse
@@ -28,7 +26,7 @@ from training_speed import write_model
 
 HERE = Path(__file__).parent
 PAIRS = 400
-"""Rows that are trained on again and again: measuring the reference of more would only take time."""
+"""Rows, trained on again and again: measuring the reference of more would only take time."""
 CASES: dict[str, dict[str, Any]] = {
     "0.6b": {"shape": "qwen3-0.6b", "pairs": 16, "peer": ""},
     "0.6b alone": {"shape": "qwen3-0.6b", "pairs": 16, "alone": True},

@@ -238,7 +238,7 @@ def test_answers_that_share_a_prompt_attend_alike_with_every_kernel(kind, flat):
     """Gathered keys and values against a mask, forward and backward."""
     rows = [(range(1, 60), range(3, 40), range(7, 90)), (range(1, 200), range(2, 9), [5])]
     (batch,) = batches_of(rows, length=512, bins=2, flat=flat)
-    moved = {
+    moved: dict[str, Any] = {
         name: value.to("cuda")
         for name in batch.__dataclass_fields__
         if isinstance(value := getattr(batch, name), Tensor)

@@ -11,7 +11,7 @@ from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import Batch, PackedFeed, StepWork
 from expert.data.feed.order import StepBins
 from expert.data.pack.pack import pack_best_fit
-from expert.data.records import Branched, TokenSegment
+from expert.data.records import Branched, Segment, TokenSegment
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import batch_of_tokens, joined_answers
 
@@ -20,15 +20,13 @@ Row = tuple[Tokens, Tokens, Tokens]
 """A prompt, the preferred answer and the rejected one."""
 
 
-def conversation(prompt: Tokens, answer: Tokens) -> list[TokenSegment]:
+def conversation(prompt: Tokens, answer: Tokens) -> list[Segment]:
     parts = (np.array(prompt, np.int32), False), (np.array(answer, np.int32), True)
     return [TokenSegment("", learn, ids) for ids, learn in parts]
 
 
 def documents_of(rows: Sequence[Row]) -> FlatDocuments:
-    pairs = [
-        Branched([conversation(prompt, each) for each in answers]) for prompt, *answers in rows
-    ]
+    pairs = [Branched([conversation(row[0], each) for each in row[1:]]) for row in rows]
     return FlatDocuments([shard_of(joined_answers(pairs, batch_of_tokens))])
 
 

@@ -22,7 +22,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
 
 def plan(loss: str = "sigmoid", **values: float) -> ObjectivePlan:
-    return ObjectivePlan(method="dpo", loss=loss, **{"beta": 0.1, **values})  # type: ignore[arg-type]
+    return ObjectivePlan(method="dpo", loss=loss, **{"beta": 0.1, **values})
 
 
 def answers(policy: float, reference: float, tokens: int) -> Answers:

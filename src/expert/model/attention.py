@@ -362,8 +362,8 @@ def _windowed(mask: Tensor, asked: KernelRequest, query: Tensor) -> Tensor:
     if window is None or window >= length:
         return mask
     if asked.positions is not None:
-        places = asked.positions[:, None]
-        return mask & (places[..., :, None] - places[..., None, :] < window)
+        of_rows: Tensor = asked.positions[:, None]
+        return mask & (of_rows[..., :, None] - of_rows[..., None, :] < window)
     places = torch.arange(length, device=query.device)
     return mask & (places[:, None] - places < window)
 

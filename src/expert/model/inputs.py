@@ -47,17 +47,20 @@ class ModelInput(Protocol):
     def whole_rows(self) -> bool:
         """Whether every row is a single document, possibly padded."""
 
-    @property
-    def branch(self) -> Tensor | None:
-        """int32 [rows, length], if documents branch into several answers: 0 where all of them
-        share, else which branch. Then also `key_places`, `key_boundaries`, `key_copies` (the keys
-        that each sequence sees, for attention), and `answers` and `reference` (for the loss), as
-        BranchArrays in data/feed/branches.py describes them."""
+
+class BranchedInput(ModelInput, Protocol):
+    """Documents with several answers to one prompt; `BranchArrays` in data/feed/branches.py
+    describes their arrays. For attention there are also `key_places`, `key_boundaries` and
+    `key_copies`: the keys that each sequence sees."""
 
     @property
-    def answers(self) -> Tensor | None:
+    def branch(self) -> Tensor:
+        """int32 [rows, length]: 0 where all answers share, else which branch of its document."""
+
+    @property
+    def answers(self) -> Tensor:
         """int32 [rows * length]: the answer that each target is part of."""
 
     @property
-    def reference(self) -> Tensor | None:
+    def reference(self) -> Tensor:
         """float32 [answers]: their log-probabilities under the starting weights."""

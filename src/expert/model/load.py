@@ -34,7 +34,7 @@ from expert.model.base_folder import (
 from expert.model.blocks import find_blocks
 from expert.model.chargpt import CharGpt, load_char_gpt
 from expert.model.errors import ModelError
-from expert.model.inputs import ModelInput
+from expert.model.inputs import BranchedInput, ModelInput
 from expert.model.loss import evaluated, kernel_for, summed_loss, target_losses
 from expert.model.quantised import (
     prepare_quantised_layers,
@@ -137,11 +137,9 @@ class LoadedModel:
             loss = loss + (penalty - penalty.detach())
         return loss
 
-    def answer_logps(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+    def answer_logps(self, batch: BranchedInput) -> tuple[Tensor, Tensor]:
         """For every answer of a batch of documents that branch: the sum of the log-probabilities of
         its tokens (float32), and how many these are. 0 and 0 for answers that are not there."""
-        assert batch.answers is not None
-        assert batch.reference is not None
         losses = self._computed(
             lambda: target_losses(
                 *self._loss_inputs(batch),
@@ -150,7 +148,7 @@ class LoadedModel:
                 **self._head_options(),
             )
         )
-        # Answers follow each other, so that each is a segment: summed in order, and without atomics.
+        # Answers follow each other, so each is a segment: summed in order, and without atomics.
         numbers = torch.arange(len(batch.reference) + 1, device=losses.device, dtype=torch.int32)
         edges = torch.searchsorted(batch.answers[: len(losses)], numbers)
         sums = torch.segment_reduce(-losses, "sum", offsets=edges, initial=0, unsafe=True)

@@ -58,15 +58,16 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
 def pair_of(row: Row, columns: Columns) -> list[Example] | BadRow | Dropped:
     """The conversation with the preferred answer and the one with the rejected answer. Only their
     last answers are trained on."""
-    part = "response" if columns.response else "messages"
+    its_own = bool(columns.response)  # else the prompt is in the same messages
+    other = replace(columns, response=columns.rejected) if its_own else None
     pair = []
-    for its in (columns, replace(columns, **{part: columns.rejected})):
+    for its in (columns, other or replace(columns, messages=columns.rejected)):
         example = example_of(row, its)
         if not isinstance(example, Example):
             return example
         *before, last = example.turns
         if last.role != "assistant":
-            where = f"column {getattr(its, part)!r}"
+            where = f"column {its.response or its.messages!r}"
             return BadRow(row.file, row.line, f"{where}: the last message is not an answer")
         before = [replace(turn, in_prompt=turn.role == "assistant") for turn in before]
         pair.append(replace(example, turns=(*before, last)))

@@ -52,14 +52,14 @@ class BranchArrays:
 
     def shaped(self, places: int) -> BranchArrays:
         """The beginning of the same memory, for so many places."""
-        flat = {
-            "branch": self.branch[:places],
-            "key_places": self.key_places[: self.count * places],
-            "key_copies": self.key_copies.reshape(-1)[: self.count * places],
-            "answers": self.answers[:places],
-        }
-        flat["key_copies"] = flat["key_copies"].reshape(self.count, places)
-        return replace(self, **flat)
+        copies = self.key_copies.reshape(-1)[: self.count * places]
+        return replace(
+            self,
+            branch=self.branch[:places],
+            key_places=self.key_places[: self.count * places],
+            key_copies=copies.reshape(self.count, places),
+            answers=self.answers[:places],
+        )
 
     def clear(self) -> None:
         """No target is part of an answer any more."""
@@ -68,7 +68,7 @@ class BranchArrays:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Branches:
-    """The branches of the documents of a batch; all arrays but the first are [documents, branches]."""
+    """The branches of the documents of a batch; arrays but the first are [documents, branches]."""
 
     begins: Numbers
     """The place where each document begins."""

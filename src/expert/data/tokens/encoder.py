@@ -226,7 +226,7 @@ def joined_answers(
 ) -> EncodedBatch:
     """Rows of several answers as documents that hold their prompt once: [shared | answer | answer].
 
-    Every conversation is tokenised as it would be alone. They share the tokens with which all begin,
+    Every conversation is tokenised as if alone. They share the tokens with which all begin,
     without the last before an answer: each branch repeats that one, since it predicts the answer's
     first token. The spans of a document are two for each branch: an empty one where it begins, and
     that of its answer. What follows an answer is never needed, and left out.

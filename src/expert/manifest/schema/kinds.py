@@ -154,7 +154,7 @@ def takes(adapter: str, option: str) -> bool:
     return adapter in ADAPTERS and option in ADAPTERS[adapter].options
 
 
-# --- methods: their losses are in training/objectives/, their values in planning/choose/recipe.py --
+# --- methods: their losses are in training/objectives/, chosen in planning/choose/recipe.py -------
 
 Method = Literal["sft", "dpo", "ipo", "apo_zero", "simpo", "orpo", "cpo"]
 PreferenceLoss = Literal[

@@ -24,7 +24,7 @@ from expert.run.build import Built, build, device_of
 from expert.run.open import Opened
 from expert.run.session.identity import BaseWeights
 from expert.run.session.instruments import Instruments, best_so_far, instruments_for, loop_plan
-from expert.run.session.reference import measure_reference
+from expert.run.session.reference import Reference
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
 from expert.training.evaluation import EvalResult
@@ -215,11 +215,26 @@ def model_of(session: Session) -> Built:
     session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
     session.instruments.recompiling.restart()
     if plan.objective.needs_reference and session.data.prepared[0].reference is None:
-        measure_reference(session, built)  # before any trained weights are loaded
+        _measure_reference(session, built)  # before any trained weights are loaded
     if session.weights is not None:
         built.load(session.weights)
         session.weights = None
     return built
+
+
+def _measure_reference(session: Session, built: Built) -> None:
+    data = session.data
+    reference = Reference(
+        plan=session.plan,
+        data=data,
+        built=built,
+        device=session.device,
+        group=session.group,
+        emit=session.emit,
+        show=session.callbacks.evaluating,
+    )
+    validation = data.validation if session.evaluates else None
+    session.data = reference.measured(data.train, validation, data.test if session.keeps else None)
 
 
 def loading_seconds(folder: Path) -> float:

@@ -141,6 +141,7 @@ class Preference:
             Answers(policy, reference, count.clamp(min=1))
             for policy, reference, count in zip(*(each.unbind(1) for each in table), strict=True)
         )
+        assert self.plan.loss is not None
         loss = LOSSES[self.plan.loss](chosen, rejected, self.plan)
         if self.plan.sft_weight:
             loss = loss - self.plan.sft_weight * chosen.mean
