@@ -44,8 +44,6 @@ class ObjectivePlan(Slice):
     label_smoothing: float = 0.0
     simpo_gamma: float = 0.0
     sft_weight: float = 0.0
-    start: str | None = None
-    """Identifies the weights that training starts from, if they are not those of the base."""
 
     @property
     def branches(self) -> int:

@@ -242,7 +242,7 @@ def _preferences(manifest: Manifest, found: Findings) -> None:
         found.wrong(f"{path}.label_smoothing", f"has no meaning in the loss {loss}", fix)
     if "simpo_gamma" in config.model_fields_set and loss != "simpo":
         found.wrong(f"{path}.simpo_gamma", "only for method simpo", "remove it")
-    if data.preference_rows != "pairs":
+    if data.preference_rows in ("preferred", "all"):
         what, fix = f"{method} trains on both answers", "remove it, or method: sft"
         found.wrong("training.dataset.preference_rows", what, fix)
     unfit = {

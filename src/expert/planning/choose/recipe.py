@@ -14,7 +14,7 @@ from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
 from expert.planning.models.shapes import PROJECTIONS
-from expert.planning.run_plan import EVALUATION_SHARE
+from expert.planning.run_plan import EVALUATION_SHARE, ObjectivePlan
 
 DEFAULT_RANK = 16
 # Layers that some Llama-like models have instead of, or in addition to, the usual seven.
@@ -103,6 +103,8 @@ def settle_objective(draft: PlanDraft) -> None:
     kind = PREFERENCES.get(config.method)
     draft.settle_from_config("objective.method", "method")
     if kind is None:
+        for name, value in ObjectivePlan().model_dump(exclude={"method"}).items():
+            draft.settle(f"objective.{name}", value, f"{config.method} has none", "manifest")
         return
     because = f"usual for {config.method}"
     draft.choose("objective.loss", "loss_type", kind.loss, because, "preset")

@@ -85,7 +85,6 @@ class Reference:
             plan.model.model_dump(include={"name", "revision", "quantization", "architecture"}),
             plan.kernels.model_dump(include={"precision", "attention", "tf32", "fused_blocks"}),
             plan.adapter.type,
-            plan.objective.start,
         ]
         key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
         return split.index_file.parent / f"reference-{split.name}-{key}.npy"
