@@ -39,7 +39,6 @@ from expert.planning.choose.starting_points import tiny_settings_warnings
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft, ResumedChoices
 from expert.planning.machine.target import Cluster, Target, target_per_rank
-from expert.planning.measurements import MeasuredRate, find_best, measurements_file, read_rates
 from expert.planning.memory.workload import Workload
 from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
@@ -61,7 +60,6 @@ def make_plan(
     folder: Path = Path(),
     model: str | None = None,
     environ: Mapping[str, str] = os.environ,
-    use_measurements: bool = True,
     survey: Survey | None = None,
     plain_text: bool | None = None,
     kept: ResumedChoices | None = None,
@@ -71,11 +69,10 @@ def make_plan(
 ) -> RunPlan:
     """Settle everything the manifest leaves open for this target.
 
-    Without measurements, benchmark results are ignored: a benchmark measures for itself. `survey`:
-    what is known about the rows; without one, the files are examined. `plain_text`: whether the
-    rows are texts without answers, if known. `kept`: choices of a resumed run. `on_command_line`:
-    keys that were set there. `ranks`: processes
-    on all `nodes` together, each with a device like the target.
+    `survey`: what is known about the rows; without one, the files are examined. `plain_text`:
+    whether the rows are texts without answers, if known. `kept`: choices of a resumed run.
+    `on_command_line`: keys that were set there. `ranks`: processes on all `nodes` together, each
+    with a device like the target.
     """
     spec = choose_model(manifest, model)
     dataset, is_char_model = manifest.training.dataset, spec.name == CHAR_GPT
@@ -93,9 +90,8 @@ def make_plan(
         kept=kept or ResumedChoices(),
         on_command_line=on_command_line,
     )
-    benchmarks = read_rates(measurements_file(environ)) if use_measurements else []
-    _settle_all(draft, benchmarks)
-    suggest_savings(draft, lambda other: _settle_all(other, benchmarks))
+    _settle_all(draft)
+    suggest_savings(draft, _settle_all)
     return RunPlan.model_validate(
         {
             "expert": manifest.name,
@@ -107,14 +103,13 @@ def make_plan(
     )
 
 
-def _settle_all(draft: PlanDraft, benchmarks: list[MeasuredRate]) -> None:
+def _settle_all(draft: PlanDraft) -> None:
     """Make every choice, each after those it depends on."""
     settle_model(draft)
     rank, targets = settle_adapter(draft)
     choose_precision(draft)
     choose_tf32(draft)
     settle_sequences(draft)
-    draft.best = find_best(benchmarks, draft.rate_key(base_quantization(draft)))
     choose_switches(draft)
     choose_loss_chunk(draft)
     choose_optimizer(draft)

@@ -122,7 +122,6 @@ def open_run(
     model: str | None = None,
     overrides: tuple[str, ...] = (),
     machine: Machine | None = None,
-    use_measurements: bool = True,
     resume: str | None = None,
     ranks: int = 1,
     nodes: int = 1,
@@ -149,7 +148,6 @@ def open_run(
     sources = _sources(read, fetch=data != "counted")
     asked: dict[str, Any] = {
         "model": model,
-        "use_measurements": use_measurements,
         "ranks": ranks,
         "nodes": nodes,
         "kept": resumed.kept if resumed else None,

@@ -117,13 +117,11 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
     """`rows`: the micro-batch size that blocks are checkpointed for."""
     layers, count = fit.work.shape.layers, fit.work.recomputed_blocks
     kind = "none" if count == 0 else ("full" if count == layers else "selective")
-    asked, measured = draft.config.gradient_checkpointing, draft.measured(CHECKPOINTING)
+    asked = draft.config.gradient_checkpointing
     because = f"everything fits {_gib(draft)} without it"
     source: Source = "machine"
     if asked != "auto":
         because, source = SET, "manifest"
-    elif measured is not None and measured[0] == kind:
-        because, source = measured[1], "measurement"
     elif not fit.fits:
         because = f"even checkpointing every block does not fit {_gib(draft)}"
     elif fit.work.offload and count == layers and fit.work.rows > 1:
@@ -181,10 +179,6 @@ def _settle_micro_batch(
         elif largest == limit:
             because = f"a CPU is fastest with about {CPU_TOKENS_PER_PASS:,} tokens per micro-batch"
         micro, _ = even_split(share, largest, on_gpu=draft.on_gpu)
-        measured = draft.measured(path)
-        if measured is not None and fit.fits and measured[0] < micro:
-            micro, _ = even_split(share, measured[0], on_gpu=draft.on_gpu)
-            because, source = f"a micro-batch of {measured[0]} was {measured[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib}"
     draft.settle(path, micro, because, source)

@@ -23,16 +23,9 @@ def choose_fused_blocks(
 ) -> float | None:
     """As fast as compiled blocks from the first step, with less memory: chosen wherever possible.
     Returns the expected training time with them, if known."""
-    asked, kept, measured = (
-        draft.config.fused_blocks,
-        draft.kept.fused_blocks,
-        draft.measured(FUSED),
-    )
-    if asked == "auto" and kept is False:
+    asked = draft.config.fused_blocks
+    if asked == "auto" and draft.kept.fused_blocks is False:
         draft.settle(FUSED, False, KEPT)
-        return None
-    if asked == "auto" and kept is None and measured is not None and not measured[0]:
-        draft.settle(FUSED, *measured, "measurement")
         return None
     obstacle = _cannot_fuse(draft) or ("" if work is not None else draft.resolved.shape_from)
     if not obstacle and work is not None:
@@ -113,7 +106,7 @@ def _cannot_compile(draft: PlanDraft) -> str:
 
 def _compile_if_it_pays(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
     """Compile if the whole run ends sooner, compile time included, by the table of rates."""
-    measured, steps, rows = draft.measured(COMPILE), draft["length.total_steps"], draft.survey.rows
+    steps, rows = draft["length.total_steps"], draft.survey.rows
     eager = compiled = math.inf
     if work is not None and steps and draft["length.tokens_per_epoch"]:
         eager, compiled = (
@@ -121,9 +114,7 @@ def _compile_if_it_pays(draft: PlanDraft, work: Workload | None, sequences: int 
             for on in (False, True)
         )
     known, total = math.isfinite(eager + compiled), compiled + COLD_COMPILE
-    if measured is not None and (not measured[0] or not known or total < eager):
-        draft.settle(COMPILE, *measured, "measurement")
-    elif known:
+    if known:
         because = f"about {total:.0f} s compiled, {COLD_COMPILE:.0f} s of it compiling, and "
         because += f"{eager:.0f} s uncompiled"
         packed = draft.packed_rows

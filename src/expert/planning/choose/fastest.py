@@ -107,15 +107,10 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     has_room = way.fit.fits or not plain.fit.fits
     has_room &= (work.quantization, work.engine) == (before.quantization, before.engine)
     has_room &= not _obstacle_of(draft, work)
-    measured = draft.measured(GRAPHS)
     if asked is True:
         return Capture(way, True, SET, "manifest") if has_room else no(NOT_ENOUGH_MEMORY)
     if draft.config.deterministic:
         return no("a resumed run starts uncaptured: the bits might differ")
-    if measured is not None and measured[0] and not has_room:
-        return no(NOT_ENOUGH_MEMORY)
-    if measured is not None:
-        return Capture(way if measured[0] else plain, *measured, "measurement")
     if plain.time is None:
         return no("the compute time of a pass is not known")
     computing, launching = 1e3 * plain.time.computing, 1e3 * plain.time.launching
@@ -188,8 +183,7 @@ def fastest_fit(draft: PlanDraft, base: Workload, sequences: int | None) -> Time
     most, config = max_rank_sequences(draft, sequences), draft.config
     fit = find_fit(draft, base, most, limit=pass_limit(draft, base.row_tokens, most))
     way = best = _timed(draft, fit, most)
-    measured = draft.measured("kernels.checkpointing") or draft.measured("batch.micro_batch")
-    free = config.gradient_checkpointing == config.micro_batch_size == "auto" and not measured
+    free = config.gradient_checkpointing == config.micro_batch_size == "auto"
     if not free or not fit.fits or way.time is None or fit.work.is_sharded:
         return way
     if fit.work.captured and _uses_dropout(draft):  # then blocks cannot be checkpointed
@@ -288,13 +282,14 @@ def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
         total_tokens(draft),
     )
     passes = draft["batch.accumulation"] or 1
+    card = draft.target.card
     time = pass_seconds_of(draft, work, passes) if work is not None else None
     if work is None:
         draft.unknown(draft.resolved.shape_from, path)
     elif not steps or not tokens:
         empty = draft["length.rows"] == 0
         draft.unknown("there are no rows" if empty else draft.survey.because, path)
-    elif draft.card_key != MEASURED_CARD or work.engine != "single" or time is None:
+    elif not card or card.slug != MEASURED_CARD or work.engine != "single" or time is None:
         draft.settle(path, None, "unknown until it runs: only single H200 cards were measured")
     else:
         least, most = EXPECTED

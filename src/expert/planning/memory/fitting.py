@@ -133,9 +133,6 @@ def with_fewest_checkpointed(draft: PlanDraft, work: Workload, budget: int) -> W
 def recomputed_counts(draft: PlanDraft, layers: int) -> range:
     """How many blocks may be checkpointed, from the fewest to the most."""
     asked = draft.config.gradient_checkpointing
-    measured = draft.measured("kernels.checkpointing")
-    if asked == "auto" and measured is not None and measured[0] == "full":
-        asked = "full"
     if asked == "auto":
         return range(0, layers + 1)
     if asked == "selective":

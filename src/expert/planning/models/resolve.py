@@ -14,7 +14,6 @@ from expert.core.errors import ExpertError
 from expert.core.files import read_json, read_text, sha256_of
 from expert.manifest.check.spelling import closest
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
-from expert.planning.measurements import measurements_file
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
 from expert.planning.models.model_files import MAX_CONFIG_BYTES, check_model_files
 from expert.planning.models.shapes import ModelShape, UnknownShape, shape_from_config
@@ -160,7 +159,15 @@ def models_folders(folder: Path, environ: Mapping[str, str]) -> list[Path]:
 
 def home_models(environ: Mapping[str, str]) -> Path:
     """The folder of models created on this machine: $EXPERT_HOME/models."""
-    return measurements_file(environ).parent / "models"
+    return expert_home(environ) / "models"
+
+
+def expert_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """$EXPERT_HOME, else the user's data folder."""
+    if environ.get("EXPERT_HOME"):
+        return Path(environ["EXPERT_HOME"])
+    data = environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(data) / "expert"
 
 
 def hf_cache_folder(environ: Mapping[str, str]) -> Path:
