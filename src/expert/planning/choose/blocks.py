@@ -35,8 +35,8 @@ def choose_fused_blocks(
             flashes = draft.packed and draft["kernels.precision"] != "fp32"
             attention = "flash" if flashes else "sdpa"
         fused = replace(work, fused_blocks=True, attention=attention)
-        way = choose_capture(draft, fused, sequences).way
-        if not way.fit.work.is_sharded:
+        way, _ = choose_capture(draft, fused, sequences)
+        if not way.work.is_sharded:
             because = "as fast as compiled blocks on an H200, without the time to compile"
             chosen = draft.choose(FUSED, "fused_blocks", True, because)
             seconds = (draft["length.total_steps"] or math.nan) * way.step_seconds
@@ -110,7 +110,7 @@ def _compile_if_it_pays(draft: PlanDraft, work: Workload | None, sequences: int 
     eager = compiled = math.inf
     if work is not None and steps and draft["length.tokens_per_epoch"]:
         eager, compiled = (
-            steps * choose_capture(draft, replace(work, compiled=on), sequences).way.step_seconds
+            steps * choose_capture(draft, replace(work, compiled=on), sequences)[0].step_seconds
             for on in (False, True)
         )
     known, total = math.isfinite(eager + compiled), compiled + COLD_COMPILE

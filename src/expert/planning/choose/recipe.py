@@ -14,7 +14,6 @@ from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
 from expert.planning.models.shapes import PROJECTIONS
-from expert.planning.run_plan import EVALUATION_SHARE
 
 DEFAULT_RANK = 16
 # Layers that some Llama-like models have instead of, or in addition to, the usual seven.
@@ -24,6 +23,8 @@ PROMPT_RATE = 5e-3
 SCRATCH_RATE = 1e-3
 SECONDS_WITHOUT_PROGRESS, SECONDS_TO_COMPILE = 60.0, 600.0
 EVALUATED_TIME, LEAST_EVALUATED_ROWS = 0.1, 32
+EVALUATION_SHARE = 1 / 3
+"""Cost of evaluating as many rows as in a step: only the forward, the backward takes twice that."""
 DEFAULT_WARMUP_RATIO = 0.03
 STREAMED_SAVE_STEPS = 500
 NEEDS_END = "needs the total number of steps, which a stream does not have"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.manifest.schema.types import parse_size
@@ -23,16 +23,9 @@ CPU_TOKENS_PER_PASS = 4096
 LONGEST_SEARCH = 10_000
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A workload with as many rows as fit, or the smallest one if nothing fits."""
-
-    work: Workload
-    fits: bool
-
-
-def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
-    """The first choice with room for at least one sequence. `most`: a rank's sequences per step.
+def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> tuple[Workload, bool]:
+    """The first choice with room for at least one sequence, with as many rows as fit, or the
+    smallest one if nothing fits; and whether it fits. `most`: a rank's sequences per step.
 
     Checkpointing all blocks costs LoRA 1.35-1.46x of its time, and NF4 costs precision and
     unpacking: so first nothing is given up, then as few blocks as needed are checkpointed, and a
@@ -49,11 +42,11 @@ def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
                     rows = work.rows
                     if asked == "auto":
                         rows = min(limit, largest_batch(draft, work, most, budget))
-                    return Fit(replace(work, rows=rows, accumulates=rows < most), True)
+                    return replace(work, rows=rows, accumulates=rows < most), True
         if least is None or draft.cluster.ranks > 1:
             least = last
     assert least is not None
-    return Fit(least, False)
+    return least, False
 
 
 def _sharings(draft: PlanDraft, base: Workload) -> Iterator[Workload]:
@@ -157,10 +150,6 @@ def estimate_here(draft: PlanDraft, work: Workload) -> MemoryEstimate:
     """The estimate for this device."""
     device = "cuda" if draft.on_gpu else "cpu"
     return estimate(work).on(device)
-
-
-def fits(draft: PlanDraft, work: Workload) -> bool:
-    return peak_bytes(draft, work) <= budget_of(draft)
 
 
 def largest_batch(draft: PlanDraft, work: Workload, most: int, budget: int) -> int:

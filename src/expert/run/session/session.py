@@ -160,7 +160,7 @@ def open_session(
                 on_sigusr1=plan.watch.on_sigusr1,
             )
         )
-        instruments = instruments_for(plan, data, device=device, emit=emit)
+        instruments = instruments_for(plan, device=device, emit=emit)
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
         session = Session(
