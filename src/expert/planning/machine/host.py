@@ -27,6 +27,10 @@ _MEMORY_FILES = {
 }
 
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""With which a user sets the number of CPU threads, which is respected."""
+
+
 @dataclass(frozen=True)
 class Fact(Generic[T_co]):
     """A value and its source; for None the source is the reason it is unknown."""

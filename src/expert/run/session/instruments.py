@@ -50,10 +50,33 @@ class Instruments:
             flops_per_token=plan.length.flops_per_token,
             loss_scaling=plan.kernels.loss_scaling,
             compiles=plan.kernels.compile,
-            more=device_fields(self, workers=plan.loader.workers),
+            more=self._device_fields(workers=plan.loader.workers),
             recompiling=self.recompiling,
             skips=state.skips,
         )
+
+    def _device_fields(self, *, workers: int) -> MoreFields:
+        """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets;
+        names of other processes go into an event of their own. Compiling steps are excluded, as
+        they are from the rates: the card is idle then."""
+        gpu, meter, sampled_at = self.gpu, self.meter, time.monotonic()
+        sampler, neighbours = cpu.CpuSampler(), cpu.OtherProcesses()
+
+        def fields(step: int) -> dict[str, Any]:
+            nonlocal sampled_at
+            facts: dict[str, Any] = {}
+            if not workers:  # separate processes, which would be mistaken for other programs
+                facts = sampler.step_fields()
+                if named := neighbours.named(facts.get("cpu_others")):
+                    self.emit("neighbours", step=step, processes=named)
+            if gpu is None:
+                return {**facts, "cpu_peak_memory_bytes": cpu.peak_memory_bytes()}
+            since, sampled_at = sampled_at, time.monotonic()
+            steady = since if meter.steady_since is None else meter.steady_since
+            of_gpu = gpu.step_fields(max(since, steady), steady_since=steady)
+            return {**of_gpu, **allocator_stats(self.device), **facts}
+
+        return fields
 
 
 def instruments_for(plan: RunPlan, *, device: torch.device, emit: Emit) -> Instruments:
@@ -69,46 +92,6 @@ def instruments_for(plan: RunPlan, *, device: torch.device, emit: Emit) -> Instr
             total_steps=plan.length.total_steps,
         ),
     )
-
-
-def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
-    """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets.
-    Compiling steps are excluded, as they are from the rates: the card is idle then."""
-    gpu, meter, sampled_at = instruments.gpu, instruments.meter, time.monotonic()
-    cores = _core_fields(instruments.emit, workers)
-    if gpu is None:
-        return lambda step: {
-            **cores(step),
-            "cpu_peak_memory_bytes": cpu.peak_memory_bytes(),
-        }
-
-    def fields(step: int) -> dict[str, Any]:
-        nonlocal sampled_at
-        since, sampled_at = sampled_at, time.monotonic()
-        steady = since if meter.steady_since is None else meter.steady_since
-        return {
-            **gpu.step_fields(max(since, steady), steady_since=steady),
-            **allocator_stats(instruments.device),
-            **cores(step),
-        }
-
-    return fields
-
-
-def _core_fields(emit: Emit, workers: int) -> MoreFields:
-    """CPU use by other processes; their names are text and go into a separate event."""
-    if workers:  # separate processes, which would be mistaken for other programs
-        return lambda step: {}
-    sampler, neighbours = cpu.CpuSampler(), cpu.OtherProcesses()
-
-    def fields(step: int) -> dict[str, Any]:
-        facts = sampler.step_fields()
-        named = neighbours.named(facts.get("cpu_others"))
-        if named:
-            emit("neighbours", step=step, processes=named)
-        return facts
-
-    return fields
 
 
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
