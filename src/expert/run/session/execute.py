@@ -16,7 +16,6 @@ from expert.run.session.checkpoints import check_room, checkpoint_size, save
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import finished, stopped
-from expert.run.session.memory_watch import MemoryWatch
 from expert.run.session.recover import (
     apply_stored_failure,
     end_all,
@@ -112,8 +111,8 @@ def _end_if_peers_cannot_recover(
 class LoopRun:
     """The session as the training loop sees it."""
 
-    def __init__(self, session: Session, memory: MemoryWatch) -> None:
-        self._session, self._memory = session, memory
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self.emit, self.recorder, self.best = session.emit, session.recorder, session.best
 
     def evaluate(self) -> EvalResult | None:
@@ -123,14 +122,9 @@ class LoopRun:
         save(self._session, state)
 
     def reached(self, state: TrainState) -> None:
-        session = self._session
-        evaluated = state.evaluated != session.state.evaluated
-        stepped = state.done > session.state.done
-        if evaluated or stepped:
-            self._memory.after_step(disturbed=evaluated)
-        if stepped:
-            session.callbacks.progress(state.done)
-        session.state = state
+        if state.done > self._session.state.done:
+            self._session.callbacks.progress(state.done)
+        self._session.state = state
 
     def stop_requested(self) -> int | None:
         return self._session.group.signal
@@ -151,7 +145,6 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     built = model_of(session)
     _probe_once(session)
     emit("loaded", step=session.state.done, seconds=time.monotonic() - began)
-    memory = MemoryWatch(session.plan, device, session.instruments.gpu, emit)
     emit("feed", step=session.state.done, **feed_facts(session.plan, session.data))
     state = session.state
     feed = training_feed(
@@ -173,7 +166,7 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
             _watched_steps(session, through(fed)),
             session.state,
             session.loop_plan,
-            LoopRun(session, memory),
+            LoopRun(session),
         )
     return ending
 
