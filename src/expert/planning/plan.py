@@ -31,8 +31,8 @@ from expert.planning.choose.recipe import (
     settle_model,
     settle_optimisation,
     settle_watching,
+    warn_of_settings,
 )
-from expert.planning.choose.sanity import warn_of_settings
 from expert.planning.choose.savings import suggest_savings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import tiny_settings_warnings
