@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from expert.data.named_sources import NamedSources
     from expert.data.pipeline import DataPipeline, Tell
     from expert.data.prepared import PreparedData
-    from expert.planning.draft import ResumedChoices
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
 
@@ -47,8 +46,6 @@ class Resumed:
     folder: RunFolder
     checkpoint: Path
     """The checkpoint to start from, or the folder of checkpoints for the newest good one."""
-    kept: ResumedChoices
-    """Choices of its first machine that it keeps on another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +88,6 @@ class Opened:
         """Everything the user should know before the run starts."""
         about_rows = self.run_data.doubts if self.run_data is not None else ()
         return tuple(dict.fromkeys((*self.plan.warnings, *about_rows)))
-
-    def replanned(self, read: ReadManifest) -> RunPlan:
-        """The plan for another reading of the same manifest, without counting rows again."""
-        return self.plan_of(read, self.counts.survey if self.counts else None)
 
     def plan_of(self, read: ReadManifest, survey: Survey | None) -> RunPlan:
         """The plan of a reading of the manifest for this machine, given what is known of its
@@ -140,7 +133,15 @@ def open_run(
     began, read, runs = time.monotonic(), as_read(manifest, overrides), data == "prepared"
     if runs and resume in (None, "auto"):
         runs_folder(read)  # refuses a link before hours of preparing
-    resumed = _resumed(read, resume) if resume is not None else None
+    resumed = None
+    if resume is not None:
+        folder, checkpoint = run_to_resume(
+            resume,
+            runs=read.manifest.training.config.runs_beside(read.folder),
+            expert=read.manifest.name,
+        )
+        folder.refuse_damaged()
+        resumed = Resumed(folder=folder, checkpoint=checkpoint)
     here = machine or describe_machine(read.folder)
     device = read.manifest.training.config.device
     cards = ranks // nodes if nodes > 0 else ranks
@@ -150,7 +151,7 @@ def open_run(
         "model": model,
         "ranks": ranks,
         "nodes": nodes,
-        "kept": resumed.kept if resumed else None,
+        "kept": kept_of(resumed.folder, read) if resumed else None,
         "on_command_line": read.keys_on_command_line,
         "plain_text": _are_plain_text(read, sources, fetch=data != "counted"),
     }
@@ -222,18 +223,9 @@ def plan(
 
     Prepared rows are counted, others sampled; nothing is written.
     """
-    opened = open_run(
-        manifest,
-        data="counted",
-        gpu=gpu,
-        vram=vram,
-        model=model,
-        overrides=overrides,
-        machine=machine,
-        ranks=ranks,
-        nodes=nodes,
-    )
-    return opened.plan
+    asked: Any = {"gpu": gpu, "vram": vram, "model": model, "machine": machine}
+    asked |= {"overrides": overrides, "ranks": ranks, "nodes": nodes}
+    return open_run(manifest, data="counted", **asked).plan
 
 
 def prepare(
@@ -285,20 +277,6 @@ def refuse_missing_gpu(opened: Opened) -> None:
             "device is cuda, but no GPU was found  (use --device cpu or auto; expert machine "
             "shows why)"
         )
-
-
-# --- resuming ------------------------------------------------------------------------------------
-
-
-def _resumed(read: ReadManifest, resume: str) -> Resumed:
-    runs = read.manifest.training.config.runs_beside(read.folder)
-    folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
-    folder.refuse_damaged()
-    return Resumed(
-        folder=folder,
-        checkpoint=checkpoint,
-        kept=kept_of(folder, read),
-    )
 
 
 # --- the rows ------------------------------------------------------------------------------------

@@ -77,18 +77,14 @@ def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
         elif ending.exit_code is not None:
             return stopped(session, ending.exit_code)
         else:
-            return _finished(session, early=ending.early)
-
-
-def _finished(session: Session, *, early: bool) -> RunResult:
-    try:
-        return finished(session, early=early)
-    except Exception as error:
-        failure = failure_of(error, session.doing, session.plan)
-        _end_if_peers_cannot_recover(session, failure, error)
-        text = f"{type(error).__name__}: {error}"
-        session.emit("failed", step=session.state.done, error=text)
-        raise
+            try:
+                return finished(session, early=ending.early)
+            except Exception as error:
+                failure = failure_of(error, session.doing, session.plan)
+                _end_if_peers_cannot_recover(session, failure, error)
+                text = f"{type(error).__name__}: {error}"
+                session.emit("failed", step=session.state.done, error=text)
+                raise
 
 
 def _end_if_peers_cannot_recover(
@@ -218,16 +214,11 @@ def _probe_once(session: Session) -> None:
 
 def _check_room(session: Session, needed: int | None) -> None:
     """`needed`: bytes of a checkpoint, if known."""
-    done = session.state.done == session.plan.length.total_steps
-    if session.keeps and needed is not None and not done:
-        check_room(session, needed, _remaining_saves(session))
-
-
-def _remaining_saves(session: Session) -> int | None:
-    """How many checkpoints are still to come, including the last."""
-    loop, done = session.loop_plan, session.state.done
-    if loop.total_steps is None:
-        return None
-    every = loop.save_every or loop.total_steps
-    between = loop.save_best and loop.eval_every % every and loop.eval_every < loop.total_steps
-    return math.ceil(loop.total_steps / every) - done // every + bool(between)
+    done, loop, saves = session.state.done, session.loop_plan, None
+    if not session.keeps or needed is None or done == session.plan.length.total_steps:
+        return
+    if loop.total_steps is not None:  # how many are still to come, including the last
+        every = loop.save_every or loop.total_steps
+        between = loop.save_best and loop.eval_every % every and loop.eval_every < loop.total_steps
+        saves = math.ceil(loop.total_steps / every) - done // every + bool(between)
+    check_room(session, needed, saves)
