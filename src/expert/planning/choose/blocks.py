@@ -72,7 +72,9 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     """Per-block compilation where it pays; `sequences`: per step, if known."""
     config = draft.config
     padded = not draft.packed and not draft.is_char_model  # character blocks have one length
-    obstacle = _cannot_compile(draft)
+    obstacle = "" if draft.on_gpu else "compiling is not worth it on a CPU"
+    if draft.on_gpu and not draft.has_capability(VOLTA):
+        obstacle = f"{draft.card_label} is older than Triton supports (7.0)"
     if config.torch_compile != "auto":
         draft.settle(COMPILE, config.torch_compile, SET, "manifest")
         if config.torch_compile and obstacle:
@@ -93,15 +95,6 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     because = "more effort gains little on single blocks"
     draft.choose("kernels.compile_mode", "torch_compile_mode", "default", because, "preset")
     draft.settle_from_config("kernels.compile_backend", "torch_compile_backend")
-
-
-def _cannot_compile(draft: PlanDraft) -> str:
-    """Why compilation does not work or pay here at all, or ""."""
-    if not draft.on_gpu:
-        return "compiling is not worth it on a CPU"
-    if not draft.has_capability(VOLTA):
-        return f"{draft.card_label} is older than Triton supports (7.0)"
-    return ""
 
 
 def _compile_if_it_pays(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:

@@ -6,7 +6,7 @@ card (laptops, containers, WSL, unified memory, MIG): that fact is then unknown,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -146,7 +146,7 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
 def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fact[str]) -> Gpu:
     """The facts of one card; `part` is the handle for memory queries, None if there is none."""
 
-    def ask(read: Callable[[], T], source: str = "NVML") -> Fact[T]:
+    def ask(read: Callable[[], Any], source: str = "NVML") -> Fact[Any]:
         return _ask(nvml, read, source)
 
     total: Fact[int] = unknown(_NO_SLICE)
@@ -166,7 +166,7 @@ def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fac
         memory_free_bytes=free,
         holders=holders,
         utilisation_percent=ask(lambda: int(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
-        capability=ask(lambda: _pair(nvml.nvmlDeviceGetCudaComputeCapability(card))),
+        capability=ask(lambda: tuple(map(int, nvml.nvmlDeviceGetCudaComputeCapability(card)))),
         driver=ask(lambda: str(nvml.nvmlSystemGetDriverVersion())),
         # 12080 means 12.8
         cuda_driver_version=ask(
@@ -191,17 +191,11 @@ def _holders(nvml: ModuleType, handle: Any) -> Fact[tuple[GpuProcess, ...]]:
             used[process.pid] = max(known) if known else None
     missing = [f"{kind} processes {f.source}" for kind, f in lists.items() if f.value is None]
     holders = [
-        GpuProcess(pid, process_name(pid) or _nvml_process_name(nvml, pid), used_bytes)
+        GpuProcess(pid, process_name(pid), used_bytes)
         for pid, used_bytes in sorted(used.items(), key=lambda item: (-(item[1] or 0), item[0]))
         if used_bytes != 0
     ]
     return Fact(tuple(holders), "; ".join(["NVML", *missing]))
-
-
-def _nvml_process_name(nvml: ModuleType, pid: int) -> str | None:
-    """The name of a process that is not visible from this container."""
-    path = _ask(nvml, lambda: str(nvml.nvmlSystemGetProcessName(pid))).value or ""
-    return path.rsplit("/", 1)[-1] or None
 
 
 # --- asking --------------------------------------------------------------------------------------
@@ -227,8 +221,3 @@ def _code(error: Exception) -> int:
 def _why(error: Exception) -> str:
     words = _WHY_NO_FACT.get(_code(error))
     return f"{words} (NVML: {error})" if words else f"NVML: {error}"
-
-
-def _pair(value: Sequence[int]) -> tuple[int, int]:
-    major, minor = value
-    return int(major), int(minor)

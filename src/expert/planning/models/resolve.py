@@ -64,7 +64,14 @@ def resolve_model(
         shape = char_gpt_shape(spec.architecture or CharGptShape())
         return ResolvedModel("built-in", name, "built-in character model", shape, "manifest")
     if name == TINY:
-        return _built_in(name)
+        own = BUILT_IN / name
+        if not is_model_folder(own):
+            raise ModelNotBuiltIn(
+                f"base_models[].name: {name} is not part of this build  (name another model; a "
+                f"folder of your own is ./{name})"
+            )
+        tiny = _found(name, "built-in", own, "comes with the package")
+        return replace(tiny, weights=weights_hash_prefix(own))
     local = portable(name)
     for candidate in [local] if local.is_absolute() else [folder / local, local]:
         if is_model_folder(candidate):
@@ -85,17 +92,6 @@ def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ)
     there = [path.name for models in models_folders(folder, environ) for path in models.iterdir()]
     known = [basename(model.hub_id) for model in KNOWN_MODELS]
     return closest(basename(name), [*known, *there, CHAR_GPT, TINY], 0.8)
-
-
-def _built_in(name: str) -> ResolvedModel:
-    folder = BUILT_IN / name
-    if not is_model_folder(folder):
-        raise ModelNotBuiltIn(
-            f"base_models[].name: {name} is not part of this build  (name another model; a "
-            f"folder of your own is ./{name})"
-        )
-    model = _found(name, "built-in", folder, "comes with the package")
-    return replace(model, weights=weights_hash_prefix(folder))
 
 
 def weights_hash_prefix(folder: Path) -> str | None:

@@ -141,7 +141,7 @@ def probe(session: Session) -> None:
         widest = {"data.trim": False, "data.flat": False}
         whole = plan.with_values(widest, "to try the widest", "machine")
         world, state = session.group.world, session.state
-        place = {"done": state.done, "place": state.place, "skipped": state.skipped}
+        place: dict[str, Any] = {"done": state.done, "place": state.place, "skipped": state.skipped}
         with training_feed(whole, data, **place, device=device, world=world) as fed:
             for step in islice(fed, 1):
                 try_batch(step.batches[0])
