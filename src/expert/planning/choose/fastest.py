@@ -290,23 +290,18 @@ def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
         if time.launching > time.computing:
             most = WAITING_FOR_LAUNCHES
         trained = steps * passes * time.seconds
-        trained *= 1 + EVALUATION * _evaluated_tokens(draft, steps) / tokens
+        held_out = (draft.survey.tokens or 0) * draft.dataset.validation_split
+        if draft.dataset.validation_path:
+            file = local_path(draft.dataset.validation_path, draft.folder)
+            held_out = survey_file(file).tokens or 0
+        strategy, every = draft["watch.evaluation_strategy"], draft["watch.eval_steps"]
+        epochs = steps / draft["length.steps_per_epoch"] / draft["watch.eval_every_epochs"]
+        times = 0 if strategy == "no" else max(1, math.ceil(epochs))
+        if strategy == "steps" and every:
+            times = steps // every + 1
+        trained *= 1 + EVALUATION * times * held_out / tokens
         compiling = COLD_COMPILE if work.compiled else 0.0
         shortest = START_SECONDS[0] + 0.4 * compiling + least * trained
         longest = START_SECONDS[1] + 1.3 * compiling + most * trained
         because = "estimated from runs on an H200, without preparing the rows"
         draft.settle(path, (shortest, longest), because)
-
-
-def _evaluated_tokens(draft: PlanDraft, steps: int) -> float:
-    """Tokens of all evaluations of the run together."""
-    data, strategy = draft.dataset, draft["watch.evaluation_strategy"]
-    every, per_epoch = draft["watch.eval_steps"], draft["length.steps_per_epoch"]
-    if strategy == "no":
-        return 0.0
-    tokens = (draft.survey.tokens or 0) * data.validation_split
-    if data.validation_path:
-        tokens = survey_file(local_path(data.validation_path, draft.folder)).tokens or 0
-    if strategy == "steps" and every:
-        return float(tokens * (steps // every + 1))
-    return float(tokens * max(1, math.ceil(steps / per_epoch / draft["watch.eval_every_epochs"])))
