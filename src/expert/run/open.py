@@ -128,6 +128,7 @@ def open_run(
     `resume`: "auto", a checkpoint or a folder that identifies a run. `gpu`, `vram`: the card to
     plan for; `ranks`, `nodes`: processes and machines.
     """
+    from expert.data.plain_text import are_plain_text
     from expert.planning.machine.machine import describe_machine
 
     began, read, runs = time.monotonic(), as_read(manifest, overrides), data == "prepared"
@@ -146,14 +147,17 @@ def open_run(
     device = read.manifest.training.config.device
     cards = ranks // nodes if nodes > 0 else ranks
     target = choose_target(here, gpu=gpu, vram=vram, device=device, cards=cards)
-    sources = _sources(read, fetch=data != "counted")
+    fetch, plain_text = data != "counted", None
+    sources = _sources(read, fetch=fetch)
+    if read.manifest.training.config.overlong == "auto" and not isinstance(sources, Exception):
+        plain_text = are_plain_text(read.manifest.training.dataset, sources, fetch=fetch)
     asked: dict[str, Any] = {
         "model": model,
         "ranks": ranks,
         "nodes": nodes,
         "kept": kept_of(resumed.folder, read) if resumed else None,
         "on_command_line": read.keys_on_command_line,
-        "plain_text": _are_plain_text(read, sources, fetch=data != "counted"),
+        "plain_text": plain_text,
     }
     opened = Opened(
         read=read,
@@ -289,18 +293,6 @@ def _sources(read: ReadManifest, *, fetch: bool) -> NamedSources | ExpertError |
         return named_sources(read, fetch=fetch)
     except (ExpertError, OSError) as error:
         return error
-
-
-def _are_plain_text(
-    read: ReadManifest, sources: NamedSources | ExpertError | OSError, *, fetch: bool
-) -> bool | None:
-    """Whether the rows are texts without answers; None if irrelevant or the rows are missing."""
-    from expert.data.plain_text import are_plain_text
-
-    asks = read.manifest.training.config.overlong == "auto"
-    if not asks or isinstance(sources, Exception):
-        return None
-    return are_plain_text(read.manifest.training.dataset, sources, fetch=fetch)
 
 
 def _counted(opened: Opened, model: str | None) -> Opened:
