@@ -38,7 +38,7 @@ from expert.planning.choose.sequences import settle_sequences, settle_step, sett
 from expert.planning.choose.starting_points import tiny_settings_warnings
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft, ResumedChoices
-from expert.planning.machine.target import Cluster, Target, target_per_rank
+from expert.planning.machine.target import Cluster, Target
 from expert.planning.memory.workload import Workload
 from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
@@ -77,7 +77,12 @@ def make_plan(
     spec = choose_model(manifest, model)
     dataset, is_char_model = manifest.training.dataset, spec.name == CHAR_GPT
     cluster = Cluster(ranks, nodes)
-    target = target_per_rank(target, cluster)
+    # Each process has its own card; on a CPU they divide its memory, and all divide the cores of
+    # this machine.
+    if target.is_this_machine:
+        target = replace(target, cores=max(1, target.cores // cluster.ranks_per_node))
+    if target.device == "cpu":
+        target = replace(target, budget_bytes=target.budget_bytes // cluster.ranks_per_node)
     draft = PlanDraft(
         manifest=manifest,
         folder=folder,

@@ -172,14 +172,9 @@ def package_version(name: str) -> Fact[str]:
     from importlib import metadata
 
     try:
-        version: str | None = metadata.version(name)
-    except metadata.PackageNotFoundError:
+        return Fact(metadata.version(name), "importlib.metadata")
+    except (metadata.PackageNotFoundError, KeyError):  # KeyError: its files do not record it
         return Fact(None, "not installed")
-    except KeyError:  # raised by newer Pythons where older ones return None
-        version = None
-    if not version:
-        return unknown(f"the installed files of {name} do not record it: reinstall {name}")
-    return Fact(version, "importlib.metadata")
 
 
 def process_name(pid: int) -> str | None:

@@ -22,7 +22,6 @@ NO_PERMISSION = 4
 DRIVER_NOT_LOADED = 9
 LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
-GPU_IS_LOST = 15
 LIB_RM_VERSION_MISMATCH = 18
 
 _WHY_NO_NVML = {
@@ -43,13 +42,6 @@ _WHY_NO_NVML = {
     ),
     FUNCTION_NOT_FOUND: "the NVIDIA driver is too old: update it",
 }
-_WHY_NO_FACT = {
-    NOT_SUPPORTED: "this card or its driver does not report it",
-    NO_PERMISSION: "this user may not read it",
-    FUNCTION_NOT_FOUND: "the NVIDIA driver is too old to report it",
-    GPU_IS_LOST: "the driver has lost the card: restart the machine",
-}
-
 NOT_SPLIT = "not split by MIG"
 _NO_SLICE = "MIG splits the card but it has no slice yet: make one (nvidia-smi mig)"
 
@@ -114,7 +106,8 @@ def _all_gpus(nvml: ModuleType) -> tuple[tuple[Gpu, ...], str]:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml_errors(nvml) as error:
-            notes.append(f"GPU {index} cannot be opened: {_why(error)}")
+            fix = "a card that the driver has lost needs a restart of the machine"
+            notes.append(f"GPU {index} cannot be opened: NVML: {error}  ({fix})")
             continue
         parts = _mig_parts(nvml, handle)
         gpus += [_read_gpu(nvml, index, handle, part, name) for part, name in parts]
@@ -131,7 +124,7 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
     except nvml_errors(nvml) as error:
         if _code(error) in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
             return [(card, Fact(None, NOT_SPLIT))]
-        return [(card, unknown(_why(error)))]
+        return [(card, unknown(f"NVML: {error}"))]
     if not split:
         return [(card, Fact(None, NOT_SPLIT))]
     places = _ask(nvml, lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(card))).value or 0
@@ -205,7 +198,7 @@ def _ask(nvml: ModuleType, read: Callable[[], T], source: str = "NVML") -> Fact[
     try:
         return Fact(read(), source)
     except nvml_errors(nvml) as error:
-        return unknown(_why(error))
+        return unknown(f"NVML: {error}")
 
 
 def nvml_errors(nvml: ModuleType) -> tuple[type[Exception], ...]:
@@ -216,8 +209,3 @@ def nvml_errors(nvml: ModuleType) -> tuple[type[Exception], ...]:
 
 def _code(error: Exception) -> int:
     return int(getattr(error, "value", FUNCTION_NOT_FOUND))
-
-
-def _why(error: Exception) -> str:
-    words = _WHY_NO_FACT.get(_code(error))
-    return f"{words} (NVML: {error})" if words else f"NVML: {error}"
