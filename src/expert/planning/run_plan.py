@@ -12,10 +12,6 @@ from expert.manifest.schema.kinds import WITHOUT_REFERENCE, Engine, Method, Pref
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Decision, Remark, Source
 
-EVALUATION_SHARE = 1 / 3
-"""Cost of evaluating as many positions as in a step, until one was measured: only the forward, and
-the backward takes twice that."""
-
 
 class Slice(BaseModel):
     """A section of the plan."""

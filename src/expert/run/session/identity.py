@@ -70,8 +70,20 @@ they do on all others."""
 def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, Any]:
     """What identifies a run: another run's checkpoint cannot resume it. `base`: from
     BaseWeights."""
+    from expert.data.pack.pack_index import FITTED
+
     tokens = [prepared.key for prepared in data.train.folders] if data.train else None
     optim, kernels, quantization = plan.optim, plan.kernels, plan.model.quantization
+    # What decides the rows of a step and is not part of the names of prepared files.
+    order: dict[str, Any] = {}
+    if plan.is_padded:
+        order["group_by_length"] = plan.data.group_by_length
+    if data.stream is not None:
+        keys = ("max_seq_length", "packing", "overlong", "train_on_prompt")
+        order |= {key: getattr(plan.data, key) for key in keys}
+        order["prompt_template"] = plan.model.prompt_template
+        if plan.data.packing == "best-fit":
+            order["fitted"] = FITTED
     return {
         "model": {"name": plan.model.name, "revision": plan.model.revision},
         "base": {
@@ -84,7 +96,7 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
         "data": {
             "tokens": tokens or plan.data.dataset,
             "index": data.train.index_file.name if data.train else None,
-            **_order_of(plan, data),
+            **order,
         },
         "tokenizer": data.encoder.fingerprint,
         "batch": {
@@ -114,26 +126,6 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
         },
         "seed": optim.seed,
     }
-
-
-def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
-    """What decides the rows of a step and is not part of the names of prepared files."""
-    from expert.data.pack.pack_index import FITTED
-
-    order: dict[str, Any] = {}
-    if plan.is_padded:
-        order["group_by_length"] = plan.data.group_by_length
-    if data.stream is not None:
-        order |= {
-            "max_seq_length": plan.data.max_seq_length,
-            "packing": plan.data.packing,
-            "overlong": plan.data.overlong,
-            "train_on_prompt": plan.data.train_on_prompt,
-            "prompt_template": plan.model.prompt_template,
-        }
-        if plan.data.packing == "best-fit":
-            order["fitted"] = FITTED
-    return order
 
 
 def blocking_differences(changed: Sequence[str], options: Sequence[Option]) -> list[str]:
