@@ -61,6 +61,7 @@ OTHER: dict[str, Any] = {
     "dropout": 0.1,
     "target_modules": ["q_proj"],
     "feedforward_modules": (IA3, IA3 | {"feedforward_modules": ["down_proj"]}),
+    "start_from": ({}, {"start_from": "elsewhere"}),
     "epochs": ({"epochs": 1}, {"epochs": 2}),
     "max_steps": 7,
     "learning_rate": 0.5,

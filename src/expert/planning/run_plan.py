@@ -60,6 +60,8 @@ class AdapterPlan(Slice):
     feedforward_modules: list[str]
     soft_prompts: list[dict[str, Any]]
     trainable_parameters: int | None
+    start: str | None = None
+    """Folder of the adapter that training starts from."""
 
 
 class KernelPlan(Slice):

@@ -24,6 +24,7 @@ TOTAL = "length.total_steps"
 FULL_RATE = 2e-5
 PROMPT_RATE = 5e-3
 SCRATCH_RATE = 1e-3
+ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FACTOR = 10
 """In preference training, the usual rate of an adapter over that of all weights."""
 SECONDS_WITHOUT_PROGRESS, SECONDS_TO_COMPILE = 60.0, 600.0
@@ -149,6 +150,10 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
         feedforward = config.feedforward_modules or released.feedforward_modules or []
         because = f"{kind} layers scaled at their input"
     draft.settle("adapter.feedforward_modules", feedforward, because, "manifest")
+    start = Path(draft.folder, config.start_from).absolute() if config.start_from else None
+    if start is not None and not (start / ADAPTER_CONFIG).is_file():
+        start = start / "final"  # of a run
+    draft.settle_from_config("adapter.start", "start_from", str(start) if start else None)
     keys = {"name", "tokens", "init_method", "init_text"}
     prompts = [prompt.model_dump(include=keys) for prompt in draft.manifest.soft_prompts]
     because = "soft_prompts of the manifest" if prompts else "none asked for"

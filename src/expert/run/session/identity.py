@@ -19,7 +19,7 @@ from expert.planning.models.resolve import snapshot_in_cache, weight_files
 
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
-    from expert.planning.run_plan import ModelPlan, RunPlan
+    from expert.planning.run_plan import AdapterPlan, ModelPlan, RunPlan
     from expert.run.stored.changes import Option
 
 UNQUANTIZED = ("none", "bf16", "fp16")
@@ -92,7 +92,7 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
             "architecture": plan.model.architecture,
         },
         **({"objective": plan.objective.model_dump()} if plan.objective.loss else {}),
-        "adapter": plan.adapter.model_dump(mode="json", exclude={"trainable_parameters"}),
+        "adapter": _adapter_of(plan.adapter),
         "data": {
             "tokens": tokens or plan.data.dataset,
             "index": data.train.index_file.name if data.train else None,
@@ -126,6 +126,18 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
         },
         "seed": optim.seed,
     }
+
+
+def _adapter_of(adapter: AdapterPlan) -> dict[str, Any]:
+    """The adapter, and the bytes of the one that training starts from, wherever they are."""
+    found = adapter.model_dump(mode="json", exclude={"trainable_parameters", "start"})
+    return found if adapter.start is None else {**found, "start": start_of(adapter)}
+
+
+def start_of(adapter: AdapterPlan) -> str | None:
+    """The hash of the weights that training starts from, if it starts from a trained adapter."""
+    file = Path(adapter.start or "", "adapter_model.safetensors")
+    return sha256_of(file) if adapter.start and file.is_file() else None
 
 
 def blocking_differences(changed: Sequence[str], options: Sequence[Option]) -> list[str]:

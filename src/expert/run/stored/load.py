@@ -251,7 +251,8 @@ def _loaded(
     if adapter_dtype is None:
         adapter_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     changes = {"attention": "sdpa", "precision": precision, "device": device.type}
-    model, adapter, characters = plan.model, plan.adapter, None
+    model, characters = plan.model, None
+    adapter = plan.adapter.model_copy(update={"start": None})  # its own weights follow
     of_characters = model.name == CHAR_GPT
     # A fully trained model is loaded from its final folder, without a base.
     whole = choice.is_final and (of_characters or adapter.type == "full")
