@@ -10,7 +10,7 @@ from pathlib import Path
 
 from expert.core.errors import ExpertError
 from expert.core.text import gib
-from expert.manifest.schema.kinds import QUANTISED
+from expert.manifest.schema.kinds import PREFERENCES, QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.blocks import choose_compile, choose_fused_blocks
@@ -189,6 +189,7 @@ def _workload(
         optimizer=draft["optim.optimizer"],
         fused_loss=draft["kernels.fused_loss"],
         soft_tokens=draft.soft_tokens,
+        branches=2 if draft.config.method in PREFERENCES else 0,
         prefetch=draft["loader.prefetch"],
         compiled=False,
         loss_rows=draft["kernels.loss_chunk"],

@@ -215,6 +215,7 @@ def saved_per_token(work: Workload) -> int:
         # and packed rows in 16 bits use flash attention.
         masked = work.attention == "eager" or (work.attention == "sdpa" and width == 4)
         elements += 2 * q if masked and q != k else 0
+        elements += _gathered_elements(work)
         return int(width * elements + 4 * s.heads + 8)
     # Layers whose input is kept for the gradient of trained weights; IA3 scales one at its input.
     trained = set(s.linear_sizes) if work.is_full_finetune else set(work.target_sizes)
@@ -226,11 +227,19 @@ def saved_per_token(work: Workload) -> int:
     elements += q + k if s.qk_norm else 0
     elements += (2 if s.gated_mlp else 1) * f
     elements += f if "down_proj" in trained else 0
-    elements += _adapter_elements(work)
+    elements += _adapter_elements(work) + _gathered_elements(work)
     if work.attention in ("sdpa", "eager") and not work.compiled:
         elements += 4 * (q - k)  # a mask makes SDPA repeat keys and values for grouped queries
     kept = width * elements + 4 * s.heads  # the softmax normaliser of every head is float32
     return int(kept + _float32_copies(work))
+
+
+def _gathered_elements(work: Workload) -> int:
+    """Keys and values gathered for several answers to a prompt, instead of both as they were; fused
+    blocks keep these values anyway, together with queries and keys."""
+    if not work.branches or work.attention not in ("flash", "flash4"):
+        return 0
+    return (2 * work.branches - (1 if work.is_fused else 2)) * work.shape.kv_width
 
 
 def _adapter_elements(work: Workload) -> float:
