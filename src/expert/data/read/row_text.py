@@ -61,16 +61,16 @@ def row_in(text: str, file: str, line: int) -> Row | BadRow:
             raise json.JSONDecodeError("Extra data", text, len(text) - len(rest))
     except RowError as error:
         fault = str(error)
-    except RecursionError:
-        fault = "JSON nested too deeply"
-    except ValueError as error:
-        fault = _broken(error, text)
+    except (ValueError, RecursionError) as error:
+        fault = broken_json(error, text)
     else:
         return row_of(values, text, file, line)
     return bad_row(file, line, undecodable(text) or fault, text)
 
 
-def _broken(error: ValueError, text: str) -> str:
+def broken_json(error: ValueError | RecursionError, text: str) -> str:
+    if isinstance(error, RecursionError):
+        return "JSON nested too deeply"
     if "\0" in text:
         return f"NUL byte at character {text.index(chr(0)) + 1}"
     if not isinstance(error, json.JSONDecodeError):
