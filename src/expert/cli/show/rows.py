@@ -72,9 +72,6 @@ def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
     """The row in lines, each after a bar; cut text after scissors."""
     page = _RowLines(marks)
     for one in row.segments:
-        if one.is_gap:
-            page.write(one)
-            continue
         if page.seen and not one.seen and not row.left_out:
             page.add_note(
                 f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
