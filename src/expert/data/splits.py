@@ -14,7 +14,7 @@ from expert.core.hashed import file_integrity, set_damaged_aside
 from expert.core.resources import reporting_disk_full
 from expert.core.rundir import waiting_lock
 from expert.data.feed.order import DataOrder
-from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
+from expert.data.inspect.shared_rows import find_shared
 from expert.data.named_sources import CACHE_KEY
 from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import remarks_on_length, require_rows
@@ -91,9 +91,15 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
         validation = pack_split(pipeline, "validation", tokens, held_out, drawn_from=train)
     if train is None or (len(held_out) and validation is None):
         return None
+
+    def named(split: str, folders: tuple[Prepared, ...]) -> list[tuple[str, Prepared]]:
+        names = [source.name for source in pipeline.sources_of(split)]
+        return list(zip(names, folders, strict=True))
+
+    trained = named("train", tokens)
     shared = [
-        _shared(pipeline, split, train, keys, chosen)
-        for split in given.values()
+        find_shared(name, named(name, split.folders), trained, keys, chosen)
+        for name, split in given.items()
         if split is not None and keys is not None
     ]
     return PreparedData(
@@ -108,7 +114,9 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
             *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
             *row_remarks(pipeline),
             *(
-                Remark.warning(each.key, each.as_text(pipeline.list_command))
+                Remark.warning(
+                    f"training.dataset.{each.split}_path", each.as_text(pipeline.list_command)
+                )
                 for each in shared
                 if each
             ),
@@ -134,25 +142,6 @@ def split_from_files(pipeline: DataPipeline, name: str) -> PreparedSplit | None:
         return None
     count = sum(prepared.statistics.documents for prepared in tokens)
     return pack_split(pipeline, name, tokens, np.arange(count))
-
-
-def _shared(
-    pipeline: DataPipeline,
-    split: PreparedSplit,
-    train: PreparedSplit,
-    keys: RowKeys,
-    trained: Documents,
-) -> SharedRows | None:
-    """Rows of a split with its own files that are also trained on."""
-    rows = [
-        SplitRows(
-            names=[source.name for source in pipeline.sources_of(each.name)],
-            folders=each.folders,
-            keys=known,
-        )
-        for each, known in ((split, RowKeys.of(split.open())), (train, keys))
-    ]
-    return find_shared(split.name, rows[0], rows[1], trained)
 
 
 # --- packing -------------------------------------------------------------------------------------

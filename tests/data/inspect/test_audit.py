@@ -18,8 +18,7 @@ from expert.data.inspect.audit import (
     length_summary,
     near_key,
 )
-from expert.data.records import BadRow, Example, Segment, Turn
-from expert.data.tokens.row_keys import keys_of_batch
+from expert.data.records import BadRow, Example, Row, Segment, Turn
 from tests.data.tokenizers import small_encoder
 from tests.each import each
 
@@ -30,16 +29,14 @@ def talk(request: str, answer: str, system: str = "") -> Example:
 
 
 def collected(examples: list[Example], file: str = "a.jsonl") -> ExampleTable:
-    collector = ExampleCollector()
-    for line, example in enumerate(examples, 1):
-        collector.add(example, file, line)
+    rows = [Row({}, file, line) for line in range(1, len(examples) + 1)]
     texts = [
         [Segment(turn.text, turn.role == "assistant") for turn in example.turns]
         or [Segment(example.text, True)]
         for example in examples
     ]
-    batch = small_encoder().encode(texts)
-    collector.add_tokens(batch, keys_of_batch(batch))
+    collector = ExampleCollector()
+    collector.add(rows, [near_key(each) for each in examples], small_encoder().encode(texts))
     return collector.examples()
 
 

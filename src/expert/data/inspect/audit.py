@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from expert.core.text import counted
 from expert.data.examples.text_warnings import TextWarnings
-from expert.data.records import BadRow, Example, place_of
+from expert.data.records import BadRow, Example, Row, place_of
 from expert.data.tokens.encoder import EncodedBatch
-from expert.data.tokens.row_keys import RowKeys
+from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 from expert.data.tokens.statistics import percentiles
 
 SHOWN_ROWS = 20
@@ -88,6 +88,10 @@ class ExampleTable:
     def __len__(self) -> int:
         return len(self.length)
 
+    @property
+    def keys(self) -> RowKeys:
+        return RowKeys(self.prompt, self.whole)
+
     def place(self, number: int) -> str:
         return place_of(self.files[self.file[number]], int(self.line[number]))
 
@@ -99,40 +103,36 @@ COLUMNS = ("whole", "near", "prompt", "file", "line", "length", "trained", "kept
 
 
 class ExampleCollector:
-    """Collects examples one by one into columns."""
+    """Collects examples into columns, one encoded batch after the other."""
 
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
-        self._near = array("Q")
-        self._places = array("i"), array("i")
-        self._keys: list[RowKeys] = []
-        self._tokens: list[list[Numbers]] = []
+        self._parts = [[np.zeros(0, np.uint64)] * 3 + [np.zeros(0, np.int32)] * 5]
 
-    def add(self, example: Example | None, file: str, line: int) -> None:
-        """`example` is None for tokens made elsewhere, which have no text to compare."""
-        self._near.append(near_key(example) if example else 0)
-        self._places[0].append(self._files.setdefault(file, len(self._files)))
-        self._places[1].append(line)
-
-    def add_tokens(self, batch: EncodedBatch, keys: RowKeys, room: int | None = None) -> int:
-        """Add the tokens of the examples added since the last batch, and return how many of them
-        are trained on; `room`: where rows are cut."""
+    def add(
+        self,
+        rows: Sequence[Row],
+        near: Sequence[int],
+        batch: EncodedBatch,
+        room: int | None = None,
+    ) -> int:
+        """Add the examples of some rows, and return how many of their tokens are trained on.
+        `near`: their near keys, 0 for tokens without text; `room`: where rows are cut."""
+        keys = keys_of_batch(batch)
+        files = [self._files.setdefault(row.file, len(self._files)) for row in rows]
+        trained = learnt_tokens(batch)
         longest = int(batch.lengths.max(initial=0))
         kept = learnt_tokens(batch, longest if room is None else room)
-        self._keys.append(keys)
-        trained = learnt_tokens(batch)
-        self._tokens.append([batch.lengths.astype(np.int32), trained, kept])
+        numbers = (files, [row.line for row in rows], batch.lengths, trained, kept)
+        almost = np.array(near, np.uint64)
+        almost = np.where(almost == 0, keys.whole, almost)
+        columns = [keys.whole, almost, keys.prompt, *(np.asarray(n, np.int32) for n in numbers)]
+        self._parts.append(columns)
         return int(trained.sum())
 
     def examples(self) -> ExampleTable:
-        whole, prompt = np.zeros((2, 0), np.uint64)
-        if self._keys:
-            prompt, whole = RowKeys.joined(self._keys)
-        near, *places = (np.asarray(column) for column in (self._near, *self._places))
-        empty = [np.zeros(0, np.int32)] * 3
-        numbers = [np.concatenate(c) for c in zip(empty, *self._tokens, strict=True)]
-        near = np.where(near == 0, whole, near)
-        return ExampleTable(tuple(self._files), whole, near, prompt, *places, *numbers)
+        columns = zip(*self._parts, strict=True)
+        return ExampleTable(tuple(self._files), *map(np.concatenate, columns))
 
 
 @dataclass(frozen=True)
