@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import expert
-from expert.data.named_sources import CHECKED
+from expert.data.named_sources import CHECKS_FILE
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
@@ -96,7 +96,7 @@ def test_tokens_that_the_cache_path_names_are_used_without_their_padding(tmp_pat
     )
     assert bytes_below(folder) == before
     assert not made.doubts
-    assert made.train.folders[0].folder.parent == tmp_path / "mine"
+    assert made.train.folders[0].folder.is_relative_to(tmp_path / "datasets_optimized")
     again = prepare(file)
     assert again.train.folders[0].hit
     assert again.notes == made.notes
@@ -226,7 +226,9 @@ def test_what_was_checked_and_what_cannot_be_known_is_written_beside_the_tokens(
     rows = [{**token_row(n), "token_type_ids": [0] * PADDED, "source": "web"} for n in range(20)]
     file = token_expert(tmp_path, rows)
     made = prepare(file)
-    record = json.loads((made.train.folders[0].folder / CHECKED).read_text(encoding="utf-8"))
+    (record,) = json.loads(
+        (made.train.index_file.parent / CHECKS_FILE).read_text(encoding="utf-8")
+    ).values()
     assert record["rows"] == 20
     assert record["same_again"] == 1.0
     assert record["ignored"] == ["token_type_ids", "source"]

@@ -27,7 +27,6 @@ from expert.data.pipeline import (
     DataPipeline,
     open_pipeline,
     reader_for,
-    remarks_on_tokens,
     row_remarks,
 )
 from expert.data.prepared import PreparedSplit
@@ -93,10 +92,7 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
         if counts is None or counts.packed is None:
             counts = counts or Counts(None)
             counts = replace(counts, remarks=(*counts.remarks, *_doubts(line)))
-        about_tokens = line.chosen.remarks
-        if line.cache.folder.exists():
-            about_tokens = tuple(remarks_on_tokens(line))
-        more = [remark for remark in about_tokens if remark not in counts.remarks]
+        more = [remark for remark in line.chosen.remarks if remark not in counts.remarks]
         return replace(counts, remarks=(*more, *counts.remarks))
     except (TokenMismatch, InvalidModelFolder):
         raise

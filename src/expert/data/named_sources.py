@@ -3,12 +3,12 @@ are tokenised. Folders of such tokens are never written to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from expert.core.files import read_json, sha256_of
-from expert.core.publish import listed_hash
+from expert.data.examples.cached_results import cached
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import detect_source_columns
 from expert.data.read.folders import saved_splits
@@ -27,8 +27,8 @@ from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.decisions import Remark
 from expert.planning.survey import cache_folder
 
-CHECKED = "checked.json"
-"""In a prepared folder: the result of checking the tokens it was converted from."""
+CHECKS_FILE = ".checks.json"
+"""In the cache: the results of checking tokens."""
 CACHE_KEY = "training.config.pretokenized_cache"
 PATH_KEY = "training.dataset.path"
 FLAG_KEY = "training.dataset.use_pretokenized"
@@ -126,16 +126,10 @@ class ChosenSources:
 
 
 def choose_sources(
-    named: NamedSources,
-    encoder: Encoder | None,
-    spec: DatasetSpec,
-    converted: Callable[[TokenRows], Path],
+    named: NamedSources, encoder: Encoder | None, spec: DatasetSpec, cache: Path, *, keep: bool
 ) -> ChosenSources:
-    """The tokens if they fit the encoder, else the text rows with a warning why.
-
-    `converted`: the folder of converted tokens, whether it exists or not; if it does, the tokens
-    are not checked again.
-    """
+    """The tokens if they fit the encoder, else the text rows with a warning why. `keep`: store the
+    result of the check in the cache."""
     if named.tokens is None:
         assert named.rows is not None
         return ChosenSources(named.rows, remarks=named.remarks)
@@ -150,7 +144,8 @@ def choose_sources(
         if found is None:
             continue
         tokens[source] = found
-        checks[source] = stored_check(converted(found)) or check_tokens(found, encoder)
+        how, check = f"{found} {encoder.fingerprint}", partial(check_tokens, found, encoder)
+        checks[source] = TokenCheck(**cached(source, cache / CHECKS_FILE, how, check, keep=keep))
         unfit = checks[source].mismatches(spec.max_bad_rows)
         mismatches += [f"{source.name}: {text}" for text in unfit]
     why = "; ".join(mismatches)
@@ -169,14 +164,3 @@ def choose_sources(
         text = "training.dataset.validation: its checks need text and are not applied to tokens"
         remarks.append(Remark.warning("training.dataset.validation", text))
     return ChosenSources(named.tokens, tokens, checks, tuple(remarks))
-
-
-def stored_check(folder: Path) -> TokenCheck | None:
-    """The check made when the tokens were converted; None if they were not, or it is damaged."""
-    file = folder / CHECKED
-    try:
-        if sha256_of(file) != listed_hash(folder, CHECKED):
-            return None
-        return TokenCheck(**read_json(file))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None

@@ -152,10 +152,7 @@ def _by_preparation(plan: RunPlan) -> bool | None:
     """Whether the prepared folders of the run's cache are of plain text; None if they disagree."""
     cache = Path(plan.data.cache) if plan.data.cache else None
     kinds = set()
-    # The tokens of the run may be next to a named folder instead of in it.
-    places = [cache, cache.parent] if cache else []
-    files = [each for place in places for each in place.glob("tokens-*/recipe.json")]
-    for recipe in [cache / "recipe.json", *files] if cache else []:
+    for recipe in cache.glob("tokens-*/recipe.json") if cache else ():
         try:
             columns = read_json(recipe)["columns"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

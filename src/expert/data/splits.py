@@ -25,7 +25,6 @@ from expert.data.pipeline import (
     DataPipeline,
     columns_read,
     reader_for,
-    remarks_on_tokens,
     row_remarks,
     tokens_of,
 )
@@ -60,7 +59,7 @@ def refuse_streaming(spec: DatasetSpec) -> None:
 
 def disk_space_for(pipeline: DataPipeline) -> AbstractContextManager[None]:
     """Context for preparing: an error about a full disk includes the space the plan expects."""
-    place, needed = pipeline.cache.beside, pipeline.plan.disk.cache_bytes
+    place, needed = pipeline.cache, pipeline.plan.disk.cache_bytes
     return reporting_disk_full(place, PREPARED_DATA, needed, fix=FREE_SPACE_FIX)
 
 
@@ -109,7 +108,7 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
         encoder=pipeline.encoder,
         template=pipeline.template.name if pipeline.template else "characters",
         doubts=(
-            *remarks_on_tokens(pipeline),
+            *pipeline.chosen.remarks,
             *(Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(pipeline.damaged)),
             *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
             *row_remarks(pipeline),
@@ -164,7 +163,7 @@ def pack_split(
     packing = packing_for(
         plan, name, rows, is_text=pipeline.is_text, streaming=pipeline.spec.streaming
     )
-    file = pipeline.cache.beside / index_name(
+    file = pipeline.cache / index_name(
         plan,
         name,
         tokens=[prepared.key for prepared in tokens],
@@ -174,16 +173,16 @@ def pack_split(
     )
     state = file_integrity(file)
     hit, index = state == "sound", None
-    if state == "missing" and not pipeline.cache.writes:
+    if state == "missing" and not pipeline.writes:
         return None
-    alone = hit or not pipeline.cache.writes
+    alone = hit or not pipeline.writes
     with nullcontext() if alone else waiting_lock(file, f"packing {name}", pipeline.waits):
         state = state if alone else file_integrity(file)
         if state != "sound":
             index = packed(plan, name, rows, plan.optim.seed, packing, is_text=pipeline.is_text)
             del rows
             index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
-            if pipeline.cache.writes:
+            if pipeline.writes:
                 if state == "damaged":
                     pipeline.damaged.append(set_damaged_aside(file, "packed"))
                 index.save(file)

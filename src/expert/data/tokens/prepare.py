@@ -149,7 +149,7 @@ def prepare(work: TokeniseJob, recipe: Recipe, folder: Path) -> Prepared:
             if state is None:
                 because = "another process has prepared it meanwhile"
             else:
-                because = _make_room(folder, recipe, state)
+                because = _make_room(folder, state)
                 if free_bytes(folder) < MIN_FREE_SHARE * (work.expected_bytes or 0):
                     raise disk_full_error(
                         folder, what=PREPARED_DATA, needed=work.expected_bytes, fix=FREE_SPACE_FIX
@@ -165,19 +165,10 @@ def prepare(work: TokeniseJob, recipe: Recipe, folder: Path) -> Prepared:
     return Prepared(folder, state is None, because, statistics, recipe.key(), damaged)
 
 
-def _make_room(folder: Path, recipe: Recipe, why: str) -> str:
-    """Put a damaged folder aside; one that holds something else is an error. Returns why the tokens
-    are made."""
+def _make_room(folder: Path, why: str) -> str:
+    """Put a damaged folder aside; returns why the tokens are made."""
     if not folder.exists():
         return why
-    if _is_empty(folder):  # created by the user for the tokens
-        folder.rmdir()
-        return why
-    if folder_mismatch(folder, recipe):
-        raise DataError(
-            f"{folder}: {why}  (remove it, or name another folder in "
-            "training.config.pretokenized_cache; without it caches are keyed by content)"
-        )
     aside = free_name(folder.with_name(f"{folder.name}.bad"))
     try:
         os.rename(folder, aside)
@@ -217,7 +208,6 @@ def _build(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
             RECIPE: json.dumps(recipe.as_dict(), indent=2),
             STATISTICS: json.dumps(asdict(total), indent=2),
             MADE_FOR: work.made_for + "\n",
-            **work.records,
             REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad),
         }
         for name, text in texts.items():
@@ -282,21 +272,6 @@ def _too_many_bad_rows(
     )
 
 
-def folder_mismatch(folder: Path, recipe: Recipe) -> str:
-    """Why a named folder cannot hold the tokens of a recipe; "" if missing, empty, theirs or
-    damaged."""
-    if folder.name == tokens_folder(recipe.key()):
-        return ""  # its name rules out anything else
-    if not folder.is_dir() or _is_empty(folder):
-        return "it is a file" if folder.exists() and not folder.is_dir() else ""
-    if not is_prepared(folder):
-        return "it is not a prepared-token folder"
-    made_by = _made_by(folder)
-    if made_by in (None, recipe.as_dict()):
-        return ""
-    return f"it was made from something else: {recipe.difference(made_by)}"
-
-
 def is_prepared(folder: Path) -> bool:
     """Whether Expert made this folder, complete or damaged."""
     return (folder / DONE).is_file() or (folder / RECIPE).is_file()
@@ -314,16 +289,10 @@ def _made_by(folder: Path) -> dict[str, Any] | None:
     return recipe if isinstance(recipe, dict) and not other else None
 
 
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not os.listdir(folder)
-
-
 def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     """Why a folder cannot be used; None if it can."""
-    if not folder.exists() or _is_empty(folder):
+    if not folder.exists():
         return _why_missing(folder, recipe, made_for)
-    if why := folder_mismatch(folder, recipe):
-        return why
     # Every process hashes every file once: a flipped bit changes neither size nor time, and must
     # not be trained on. A core hashes 1.2 GB/s, which is 300 million tokens; four threads share the
     # files. Files of other tools in the folder, such as `datasets`, are ignored.
