@@ -223,11 +223,7 @@ def test_a_mapped_column_that_such_rows_cannot_have_is_refused(row, mapping):
         ({"prompt": "q", "response": "a", "system_instruction": "s"}, "system_instruction", COPY),
         ({"prompt": "q", "response": "a", "persona": "p"}, "persona", COPY),
         ({"messages": TALK, "available_tools": "[]"}, "available_tools", COPY),
-        (
-            {"prompt": "q", "response": "a", "label": 1},
-            "label",
-            "if label says which answers are good: training.dataset.preference_rows: preferred",
-        ),
+        ({"prompt": "q", "response": "a", "label": 1}, "label", COPY),
         ({"task": "translate", "input": "a", "output": "b"}, "task", COPY),
         ({"prompt": "q", "response": "a", "split": "x", "history": "h"}, "split", COPY),
         ({"prompt": "q", "response": "a", "split": "x", "history": "h"}, "history", REMOVE),

@@ -180,17 +180,6 @@ def told_of(example: Example, others: int = 0) -> str:
         (talk(MESSAGES_AS_JSON, "a"), "messages written as JSON text, which is trained on as text"),
         (talk("a", MESSAGES_AS_JSON), "messages written as JSON text, which is trained on as text"),
         (talk(LONG, f"{LONG} The Ucayali."), "the whole request in the answer"),
-        (
-            Example(talk("a", '[{"name": "weather", "arguments": {}}]').turns, tools=WEATHER),
-            "calls written as JSON text, though the tools are offered",
-        ),
-        (
-            Example(
-                (Turn("system", 'Use <tools>{"name": "weather"}</tools>.'), *talk("a", "b").turns),
-                tools=WEATHER,
-            ),
-            "tools that the system text lists as well",
-        ),
     ],
 )
 def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence):
@@ -203,17 +192,12 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
         talk("a", '[{"from": "Berlin", "value": "3"}, {"from": "Rome", "value": "9"}]'),
         talk("a", '[{"role": "admin", "content": "all"}]'),
         talk("a", "<p><s>old</s> new <s>old</s>"),
-        Example(talk("a", '{"name": "Berlin", "arguments": 3}').turns, tools=WEATHER),
-        Example((Turn("system", 'Use the "weather" tool.'), *talk("a", "b").turns), tools=WEATHER),
         talk("MÃE, MAÇÃ, «château», “ă”", "Â"),
         talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"),
         talk("The human: and the assistant:", "a"),
         talk('[{"a": 1}]', '["role"]'),
         talk("a river", "a river is water"),
-        talk("a", '[{"name": "weather", "arguments": {}}]'),
-        Example(talk("a", '{"weather": "name"}').turns, tools=WEATHER),
         talk(f"{LONG} Answer in one word.", f"{LONG} Ucayali."),
-        Example((Turn("system", "Be brief about weather."), *talk("a", "b").turns), tools=WEATHER),
         Example(talk("a", "b").turns, tools=WEATHER),
     ],
 )

@@ -31,9 +31,8 @@ CHECK_NETWORK = (
 
 
 @pytest.fixture(autouse=True)
-def answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks the real hub, and no test has the answers of another."""
-    monkeypatch.setattr(reader, "_unreachable", lambda: None)
+def answers() -> None:
+    """No test has the answers of another."""
     forget()
 
 
@@ -79,7 +78,6 @@ class FakeHub(types.ModuleType):
         super().__init__("datasets")
         self.failure = failure
         self.asked: list[tuple[Any, ...]] = []
-        self.config = types.SimpleNamespace(HF_HUB_OFFLINE=False)
 
     def load_dataset(self, name: str, config: str | None, *, split: str, streaming: bool) -> Any:
         self.asked.append((name, config, split, streaming))
@@ -181,34 +179,6 @@ def test_a_failure_of_the_hub_is_told_in_words(failure, what, fix, monkeypatch, 
     told = refusal_while_reading(train_of(tmp_path, "a/b::dev"))
     assert told.startswith(f"a/b::dev: {what}")
     assert told.endswith(f"  ({fix})")
-
-
-def test_a_hub_that_does_not_answer_is_not_asked_again_and_its_cache_is_looked_into(
-    monkeypatch, tmp_path
-):
-    from huggingface_hub import constants
-
-    lost = OSError("Name or service not known")
-    monkeypatch.setattr("expert.data.read.hub._unreachable", lambda: lost)
-    module = hub(monkeypatch)
-    plain = module.load_dataset
-    offline = []
-
-    def load(*given: Any, **options: Any) -> Any:
-        offline.append((module.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE))
-        return plain(*given, **options)
-
-    monkeypatch.setattr(module, "load_dataset", load)
-    before = constants.HF_HUB_OFFLINE
-    assert len(values(train_of(tmp_path, "a/b"))) == 5  # it had them in its cache
-    assert offline == [(True, True)]
-    assert not module.config.HF_HUB_OFFLINE
-    assert before == constants.HF_HUB_OFFLINE
-    module.failure = ConnectionError("Couldn't reach 'c/d' on the Hub (OfflineModeIsEnabled)")
-    assert (
-        refusal_while_reading(train_of(tmp_path, "c/d"))
-        == f"c/d::train: the hub could not be reached: Name or service not known  ({CHECK_NETWORK})"
-    )
 
 
 @each("streaming", [False, True])
