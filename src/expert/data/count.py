@@ -70,14 +70,14 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
         return None
     streaming = read.manifest.training.dataset.streaming
     try:
-        if any(source.kind == "hub" for source in named.first.trains):
+        if any(source.kind == "hub" for source in named.sources.trains):
             return None
         # Whether text can be tokenised without downloading anything.
         location = Path(plan.model.location)
         if plan.model.place == "hub" or not (location / "tokenizer.json").is_file():
             known = streaming or plan.length.rows is not None
-            counts = None if known else _estimated(named.first, None)
-            if named.tokens is not None:
+            counts = None if known else _estimated(named.sources, None)
+            if named.key:
                 return counts
             line = open_pipeline(plan, read, named, writes=False, has_tokenizer=False)
             line = replace(line, most_rows=STREAM_WINDOW_ROWS)

@@ -158,7 +158,7 @@ def open_pipeline(
     `has_tokenizer=False` nothing is downloaded and rows can only be rendered as text."""
     spec = read.manifest.training.dataset
     cache = _cache(plan, read, named)
-    sources = named.rows or named.first
+    sources = named.sources
     encoder: Any = None
     template: Template | None = None
     if not has_tokenizer:

@@ -61,7 +61,7 @@ def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow |
         plan.model.place != "hub" and Path(plan.model.location).is_dir()
     )
     try:
-        source = opened.named.first.trains[0]
+        source = opened.named.sources.trains[0]
         if source.kind == "hub" or (
             source.kind == "corpus" and not source.files and not source.is_stdlib
         ):

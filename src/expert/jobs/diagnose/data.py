@@ -44,7 +44,7 @@ class DataFacts:
 def check_data(opened: Opened) -> DataFacts:
     """Everything about the data that can be known before a run."""
     try:
-        sources = opened.named.first
+        sources = opened.named.sources
     except ExpertError as error:
         return DataFacts([_from_message("data-missing", str(error), DEFAULT_FIX)])
     except OSError as error:
