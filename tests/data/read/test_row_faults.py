@@ -183,8 +183,8 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_pat
 @each(
     ("content", "text"),
     [
-        (b"a,b,a\n1,2,3\n", "rows.csv:1: the header names 'a' twice  (name every column once;"),
-        (b"a,b,,\n1,2,,\n", "rows.csv:1: columns without a name  (name every column once;"),
+        (b"a,b,a\n1,2,3\n", "rows.csv:1: two columns are named 'a'  (name every column once)"),
+        (b"a,b,,\n1,2,,\n", "rows.csv:1: columns without a name  (name every column once)"),
         (b"a,b\r1,2\r", "rows.csv:1: the header: broken CSV: new-line character"),
         (b"\na,\xff\n", "rows.csv:2: the header: invalid UTF-8: byte 0xff at character"),
         (
