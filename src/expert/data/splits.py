@@ -91,13 +91,13 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     if train is None or (len(held_out) and validation is None):
         return None
 
-    def named(split: str, folders: tuple[Prepared, ...]) -> list[tuple[str, Prepared]]:
+    def by_name(split: str, folders: tuple[Prepared, ...]) -> list[tuple[str, Prepared]]:
         names = [source.name for source in pipeline.sources_of(split)]
         return list(zip(names, folders, strict=True))
 
-    trained = named("train", tokens)
+    trained = by_name("train", tokens)
     shared = [
-        find_shared(name, named(name, split.folders), trained, keys, chosen)
+        find_shared(name, by_name(name, split.folders), trained, keys, chosen)
         for name, split in given.items()
         if split is not None and keys is not None
     ]

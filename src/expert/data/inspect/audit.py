@@ -107,7 +107,9 @@ class ExampleCollector:
 
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
-        self._parts = [[np.zeros(0, np.uint64)] * 3 + [np.zeros(0, np.int32)] * 5]
+        self._parts: list[list[npt.NDArray[Any]]] = [
+            [*[np.zeros(0, np.uint64)] * 3, *[np.zeros(0, np.int32)] * 5]
+        ]
 
     def add(
         self,
