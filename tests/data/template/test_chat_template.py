@@ -134,6 +134,28 @@ LOWER = (USER, Turn("assistant", "ab"), Turn("user", "R"), ANSWER)
 LONGER = (USER, ANSWER, USER, ANSWER)
 
 
+@each("name", [name for name in FAMILIES if name != "endless answers"])
+def test_a_long_conversation_is_measured_without_rendering_each_of_its_beginnings(
+    name, monkeypatch
+):
+    turns = tuple(
+        Turn("assistant" if number % 2 else "user", f"said {number}") for number in range(60)
+    )
+    plain, template = family(name), family(name)
+    assert isinstance(plain, ChatTemplate)
+    plain.measured_turns = len(turns)
+    rendered, render = list[int](), SandboxedTemplate.render
+
+    def counted(self: Any, messages: Any, **variables: Any) -> str:
+        rendered.append(len(messages))
+        return str(render(self, messages, **variables))
+
+    expected = plain.segments(Example(turns))
+    monkeypatch.setattr(SandboxedTemplate, "render", counted)
+    assert template.segments(Example(turns)) == expected
+    assert 0 < len(rendered) < len(turns)
+
+
 def test_a_conversation_of_very_many_turns_is_an_error_of_its_row(monkeypatch):
     """Where the template changes what is said, so that one rendering does not suffice."""
     monkeypatch.setattr("expert.data.template.chat_template.MOST_RENDERED_TURNS", 600)

@@ -35,9 +35,9 @@ _SLOT = re.compile(f"{_SLOT_START}([0-9]+){_SLOT_END}")
 _Parts = tuple[str | int, ...]
 """Text, and the numbers of the turns in between."""
 _SHOWN_CHARACTERS = 40
-MOST_RENDERED_TURNS = 300_000
-"""Turns rendered for one conversation, over all its beginnings: a few seconds, enough for 600
-turns. Counted rather than timed, so that the same rows are refused on every machine."""
+MOST_RENDERED_TURNS = 100_000
+"""Turns rendered for one conversation, over all its beginnings: a few seconds. Counted rather than
+timed, so that the same rows are refused on every machine."""
 
 
 def placeholder(place: int) -> str:
@@ -83,6 +83,8 @@ class ChatTemplate(Template):
     """
 
     name = "tokenizer"
+    measured_turns = 8
+    """Answers further on are measured like the one before them."""
     _turns_left = MOST_RENDERED_TURNS
     """How many more turns may be rendered for this conversation."""
 
@@ -218,16 +220,40 @@ class ChatTemplate(Template):
     def _measured(self, roles: tuple[Role, ...]) -> _Shape:
         """The shape of conversations with these roles, measured with placeholders."""
         turns = [Turn(role, placeholder(place)) for place, role in enumerate(roles)]
-        self._require_beginnings(turns)
         text = self._finished(turns)
         measured: dict[int, tuple[_Answer, tuple[int, int]]] = {}
         for place, role in enumerate(roles):
             if role == "assistant":
-                measured[place] = self._measured_answer(turns, place, text)
+                alike = self._measured_alike(roles, place, measured, text)
+                measured[place] = alike or self._measured_answer(turns, place, text)
         pieces = segments_at(text, [span for _, span in measured.values()])
         parts = tuple((piece.learn, _parts(piece.text)) for piece in pieces)
         answers = {place: answer for place, (answer, _) in measured.items()}
         return _Shape(parts, answers)
+
+    def _measured_alike(
+        self,
+        roles: tuple[Role, ...],
+        place: int,
+        measured: Mapping[int, tuple[_Answer, tuple[int, int]]],
+        text: str,
+    ) -> tuple[_Answer, tuple[int, int]] | None:
+        """The measure of an answer in the middle of a long conversation, from the one before it:
+        rendering every beginning would take the square of the turns."""
+        around = roles[place - 1 : place + 2]
+        before = place - len(around) + 1
+        if place < self.measured_turns or place == len(roles) - 1 or before not in measured:
+            return None
+        answer, (start, end) = measured[before]
+        slots = [(text.find(slot), len(slot)) for slot in map(placeholder, (before, place))]
+        (position, width), (here, here_width) = slots
+        opening, closing = text[start:position], text[position + width : end]
+        same = roles[before - 1 : before + 2] == around and text.count(placeholder(place)) == 1
+        if not same or not text.startswith(closing, here + here_width):
+            return None
+        if not text.endswith(answer.before, 0, here) or not text.endswith(opening, 0, here):
+            return None
+        return answer, (here - len(opening), here + here_width + len(closing))
 
     def _measured_answer(
         self, turns: Sequence[Turn], place: int, text: str
