@@ -128,8 +128,7 @@ class _RowLines:
         style = style if one.seen else LOST
         self._text(one.text, style)
         if one.not_shown:
-            unit = "token" if one.tokens is not None else "character"
-            self.add_note(f"{counted(one.not_shown, unit)} not shown: --full shows all")
+            self.add_note(f"{counted(one.not_shown, 'token')} not shown: --full shows all")
             self._mark(one.trained and bool(one.after))
             self._text(one.after, style)
 

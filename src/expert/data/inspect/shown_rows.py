@@ -22,7 +22,7 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import packed, rows_to_pack
-from expert.data.pipeline import DataPipeline, reader_for
+from expert.data.pipeline import DataPipeline
 from expert.data.records import BadRow, Dropped, Row, RowOutcome, Segment, place_of
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
@@ -63,8 +63,7 @@ class ShownSegment:
 
     text: str
     trained: bool
-    tokens: int | None
-    """None without a tokenizer."""
+    tokens: int
     seen: bool = True
     """False: cut off; the model never sees them."""
     piece: int = 0
@@ -182,18 +181,6 @@ def _line_named(text: str) -> tuple[str, int]:
     return file.strip(), int(line)
 
 
-def rows_as_text(line: DataPipeline, asked: RowsToShow) -> list[ShownRow]:
-    """Rows to show without a tokenizer; the longest is by characters."""
-    picker = RowPicker(asked)
-    for split in ("train", "validation", "test"):
-        for source in line.sources_of(split):
-            for row, outcome in reader_for(line, source).formatted():
-                picker.look_at(split, row, outcome)
-                if split == "train" and isinstance(row, Row) and isinstance(outcome, list):
-                    picker.add(row, outcome, sum(len(each.text) for each in outcome))
-    return picker.shown(line)
-
-
 def show_row(
     line: DataPipeline,
     row: Row | BadRow,
@@ -208,13 +195,6 @@ def show_row(
     if isinstance(made, BadRow | Dropped):
         bad = "a bad row: " if isinstance(made, BadRow) else ""
         return ShownRow(place, split, because, left_out=f"{bad}{made.reason}")
-    if not line.has_tokenizer:
-        room = None if most_tokens is None else 4 * most_tokens // max(1, len(made))
-        model = line.plan.model
-        note = f"the tokenizer of {model.name} is not on this machine: text, no tokens"
-        if (model.prompt_template or "tokenizer") == "tokenizer":
-            note += "; written as ChatML, since the model's own template is not known either"
-        return ShownRow(place, split, because, notes=(note,), segments=_as_text(made, room))
     store = FlatDocuments([shard_of(line.encoder.encode([made]))])
     index = _index(line, store, split)
     ids = np.array(store.tokens(0))
@@ -322,18 +302,6 @@ def _shown_segments(
         last = replace(segments[-1], text="", trained=False, special=False, after="")
         segments.append(replace(last, tokens=left, not_shown=left))
     return tuple(segments)
-
-
-def _as_text(segments: Sequence[Segment], most: int | None) -> tuple[ShownSegment, ...]:
-    """Segments without a tokenizer: their text, and whether they are trained on."""
-    shown = []
-    for segment in segments:
-        text, hidden, after = segment.text, 0, ""
-        if most is not None and len(text) > most:
-            hidden = len(text) - most
-            text, after = text[: most // 2], text[most // 2 + hidden :]
-        shown.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
-    return tuple(shown)
 
 
 def _decoded(ids: NDArray[np.int32], start: int, stop: int, encoder: Encoder) -> str:
