@@ -197,15 +197,18 @@ def _cache(plan: RunPlan, read: ReadManifest, named: NamedSources) -> Path:
     another tool or is read-only."""
     own = read.folder / "datasets_optimized" / folder_name(plan.expert)
     folder = Path(plan.data.cache or own)
-    # The cache in an expert's folder may come from someone else. In a named one there may be other
-    # people's files, which are not checked.
+    if read.manifest.training.config.pretokenized_cache is not None:
+        # There may be other people's files in it, which are not checked.
+        refuse_links(folder, below=read.folder)
+        folder = folder.parent if is_prepared(folder) else folder
+        writable = not folder.exists() or os.access(folder, os.W_OK)
+        if writable and named.key != CACHE_KEY:
+            return folder
+        folder = own
+    # The cache in an expert's folder may come from someone else.
     refuse_links(folder, below=read.folder)
-    if read.manifest.training.config.pretokenized_cache is None:
-        refuse_links_inside(folder)
-        return folder
-    folder = folder.parent if is_prepared(folder) else folder
-    writable = not folder.exists() or os.access(folder, os.W_OK)
-    return folder if writable and named.key != CACHE_KEY else own
+    refuse_links_inside(folder)
+    return folder
 
 
 # --- rows to segments ----------------------------------------------------------------------------

@@ -119,11 +119,8 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
     [
         ("<image>What does {{ name }} hold? {{x.y}} {}", ["<image>", "{{ name }}", "{{x.y}}"]),
         ('a {{"a": 1}} b <images> <|image_pad|>', ["<|image_pad|>"]),
-        ("SELECT [a] <b> ### Note x | y", []),
         ("Sum up.\n\nInput:\nNone", ["None"]),
-        ("Sum up.\n\nContext:\nN/A", ["N/A"]),
         ("None", []),
-        ("It prints:\nNone", []),
         ("It ends.</s>\n", ["</s>"]),
         ("<s>No</s> yes", []),
     ],
@@ -136,12 +133,9 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
     ("text", "told"),
     [
         ("User: What is a river?\nAssistant: Water.", True),
-        ("\nQ: What is a river?\n\nA: Water.", True),
         ("<human>: What is a river?\n<bot>: Water.", True),
         ("A chat. USER: What is a river? ASSISTANT: Water.", True),
-        ("The ASSISTANT: met the USER: of the lift.", False),
         (f"Q:{chr(10) * 20_000}", False),  # at once, not in a minute
-        ("Human: hello", False),
         ("A user: and an assistant: met.", False),
     ],
 )
@@ -170,14 +164,11 @@ def told_of(example: Example, others: int = 0) -> str:
     ("example", "sentence"),
     [
         (talk("Wo liegt MÃ¼nchen?", "a"), "1 example with characters of a wrong encoding"),
-        (talk("a", "It\u00e2\u20ac\u2122s here."), "1 example with characters of a wrong encoding"),
         (Example(text="a \ufffd b"), "1 example with characters of a wrong encoding"),
         (
             talk("Human: Hi.\nAssistant: Hello.\nHuman: Bye.\nAssistant: ", "a"),
             "the model sees it as one turn",
         ),
-        (talk("\n\nHuman: Hi.\n\nAssistant:", "a"), "the model sees it as one turn"),
-        (talk(MESSAGES_AS_JSON, "a"), "messages written as JSON text, which is trained on as text"),
         (talk("a", MESSAGES_AS_JSON), "messages written as JSON text, which is trained on as text"),
         (talk(LONG, f"{LONG} The Ucayali."), "the whole request in the answer"),
     ],
@@ -190,13 +181,9 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
     "example",
     [
         talk("a", '[{"from": "Berlin", "value": "3"}, {"from": "Rome", "value": "9"}]'),
-        talk("a", '[{"role": "admin", "content": "all"}]'),
         talk("a", "<p><s>old</s> new <s>old</s>"),
         talk("MÃE, MAÇÃ, «château», “ă”", "Â"),
         talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"),
-        talk("The human: and the assistant:", "a"),
-        talk('[{"a": 1}]', '["role"]'),
-        talk("a river", "a river is water"),
         talk(f"{LONG} Answer in one word.", f"{LONG} Ucayali."),
         Example(talk("a", "b").turns, tools=WEATHER),
     ],

@@ -24,22 +24,17 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "invalid_utf8": (b'{"a": "\xff"}', f"invalid UTF-8: byte 0xff at character 8{UTF8}"),
     "utf8_surrogate": (b'{"a": "\xed\xa0\x80"}', f"invalid UTF-8: byte 0xed at character 8{UTF8}"),
     "missing_comma": (b'{"a": 1 "b": 2}', "broken JSON: expecting ',' delimiter at character 9"),
-    "missing_colon": (b'{"a" 1}', "broken JSON: expecting ':' delimiter at character 6"),
-    "no_value": (b'{"a": }', "broken JSON: expecting value at character 7"),
     "two_objects": (b'{"a": 1} {"b": 2}', "broken JSON: extra data at character 10"),
     "tab_in_text": (b'{"a": "x\ty"}', "broken JSON: invalid control character at character 9"),
     "bare_word": (b"hello", "broken JSON: expecting value at character 1"),
     "array": (b"[1, {}]", "the row is an array, not a JSON object"),
     "text": (b'"a"', "the row is a text, not a JSON object"),
-    "number": (b"7", "the row is a number, not a JSON object"),
-    "null": (b"null", "the row is null, not a JSON object"),
     "true": (b"true", "the row is true or false, not a JSON object"),
     "nul_byte": (b'{"a": "x\0y"}', "NUL byte at character 9"),
     "nul_escape": (rb'{"a": "x\u0000y"}', "NUL character in 'a'"),
     "nested_nul": (rb'{"a": [{"b": "\u0000"}]}', "NUL character in 'a'"),
     "nul_column": (rb'{"\u0000": 1}', "NUL character in the name of a column"),
     "lone_high": (rb'{"a": "\ud83d"}', "lone surrogate \\ud83d in 'a'"),
-    "lone_low": (rb'{"a": "ok", "b": "\uDE00x"}', "lone surrogate \\ude00 in 'b'"),
     "nan": (b'{"a": NaN}', "NaN is not JSON"),
     "infinity": (b'{"a": [-Infinity]}', "-Infinity is not JSON"),
     "twice": (b'{"c": [{"a": 1, "a": 2}]}', "the key 'a' occurs more than once"),
@@ -52,8 +47,8 @@ FAULTS: dict[str, tuple[bytes, str]] = {
 }
 SYNTAX = frozenset(
     {
-        *("missing_comma", "missing_colon", "no_value", "two_objects", "tab_in_text"),
-        *("bare_word", "nul_byte", "deep", "digits"),
+        *("missing_comma", "two_objects", "tab_in_text", "bare_word", "nul_byte", "deep"),
+        "digits",
     }
 )
 """Faults after which nobody can tell where the next row of an array begins."""
@@ -131,10 +126,6 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
         b"1,\xff",
         f"invalid UTF-8: byte 0xff at character 3{UTF8}",
     ),
-    "invalid_and_short": (
-        b"\xff",
-        f"invalid UTF-8: byte 0xff at character 1{UTF8}",
-    ),
     "nul": (b"1,x\0y", "NUL character in 'b'"),
     "after_quote": (b'1,"x"y', "broken CSV: ',' expected after '\"'"),
     "open_quote": (b'1,"x', "broken CSV: a quoted value is opened and not properly closed"),
@@ -146,18 +137,11 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
     ("content", "row"),
     [
         ("a;b\n1;2\n", {"a": "1", "b": "2"}),
-        ("a\tb\n1\t2\n", {"a": "1", "b": "2"}),
         ("a;b\n1,5;2,5\n3,5;4,5\n", {"a": "1,5", "b": "2,5"}),
-        ('a;"b, or c"\n1;2\n3;4\n', {"a": "1", "b, or c": "2"}),
         ('a;b\n"x, y\nand; z";2\n3;4\n', {"a": "x, y\nand; z", "b": "2"}),
-        ("a;b\n1;2\n3;4;5\n6;7\n", {"a": "1", "b": "2"}),
-        ("a;b (x, y)\n1;2\n3;4\n", {"a": "1", "b (x, y)": "2"}),
         # Commas where they are as good, whatever else there is.
         ("a,b\n1;2,3;4\n5;6,7;8\n", {"a": "1;2", "b": "3;4"}),
-        ("a;x,b\n1;y,2\n3;z,4\n", {"a;x": "1;y", "b": "2"}),
-        ("a;b\nx\ny\n", {"a;b": "x"}),
         ('"a;b"\n"1;2"\n', {"a;b": "1;2"}),
-        ("text\none; two\n", {"text": "one; two"}),
     ],
 )
 def test_what_separates_the_columns_of_a_csv_is_told_by_its_header_and_rows(tmp_path, content, row):
@@ -288,15 +272,7 @@ def test_an_undecodable_text_file_is_one_bad_row(content, line, reason, tmp_path
             "a.json: the object has no array under \"data\", only 'train',",
         ),
         (
-            '{"train": [{"a": 1}], "test": {"0": "x"}}',
-            "a.json: the object has no array under \"data\", only 'train',",
-        ),
-        (
             '{"data": [{"a": 1}], "v": 2,\n "test": [{}]}',
-            "a.json: there are rows under 'test' as well as under \"data\"",
-        ),
-        (
-            '{"test": [{}],\n "v": 2, "data": []}',
             "a.json: there are rows under 'test' as well as under \"data\"",
         ),
         ('{"train": [1,\n 2', "a.json:2: broken JSON: expecting ',' delimiter  (correct it"),
