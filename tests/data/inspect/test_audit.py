@@ -18,7 +18,7 @@ from expert.data.inspect.audit import (
     length_summary,
     near_key,
 )
-from expert.data.records import BadRow, Example, Row, Segment, Turn
+from expert.data.records import Example, Row, Segment, Turn
 from tests.data.tokenizers import small_encoder
 from tests.each import each
 
@@ -95,7 +95,6 @@ def test_lengths_are_summed_up_and_held_against_the_room():
 
 def test_a_split_warns_of_everything_a_person_should_look_at():
     split = SplitReport("test")
-    split.note_bad(BadRow("t", 4, "column 'output': the answer is empty"), "output")
     split.texts.note(talk("a", "[INST] b"), (), "t:5")
     train = collected([talk("a", "1")], "train")
     documents = collected([talk("a", "1")] * 2, "t")
@@ -103,7 +102,6 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
     split.leaks = leaks(train, documents)
     split.lengths = length_summary(documents, room=0)
     assert split.warnings() == [
-        "test: 1 row without an answer",
         "test: template remnant [INST] in 1 example: t:5",
         "test: 1 example also earlier in the split",
         "  t:2 repeats t:1",

@@ -32,10 +32,6 @@ NEARLY = "same request and answer; system text, case or spacing differ"
 SAME_PROMPT = "same prompt, another answer"
 LEAKS = {SAME: "whole", NEARLY: "near", SAME_PROMPT: "prompt"}
 
-_EMPTY_ANSWER = re.compile(
-    r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
-)
-
 # Numbers and quoted values: "turn 3", "unknown role 'narrator'".
 _DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
 
@@ -51,11 +47,6 @@ def near_key(example: Example) -> int:
     text = "".join(f"{role}\0{len(part)}\0{part}" for role, part in said)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
-def is_empty_answer(bad: BadRow, response_column: str) -> bool:
-    is_null = bool(response_column) and bad.reason == f"column {response_column!r} is null"
-    return is_null or bool(_EMPTY_ANSWER.search(bad.reason))
 
 
 def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
@@ -215,7 +206,6 @@ class SplitReport:
     kinds_of_bad_rows: dict[str, list[str]] = field(default_factory=dict)
     """The first bad rows by reason, with the parts that vary between rows removed."""
     dropped: dict[str, int] = field(default_factory=dict)
-    empty_answers: int = 0
     texts: TextWarnings = field(default_factory=TextWarnings)
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
@@ -225,9 +215,8 @@ class SplitReport:
     split_off: bool = False
     """Drawn from the training rows, so its rows were counted there."""
 
-    def note_bad(self, bad: BadRow, response_column: str) -> None:
+    def note_bad(self, bad: BadRow) -> None:
         self.bad_rows += 1
-        self.empty_answers += is_empty_answer(bad, response_column)
         same = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), [])
         if len(same) < SHOWN_ROWS:
             same.append(str(bad))
@@ -241,10 +230,7 @@ class SplitReport:
 
     def warnings(self) -> list[str]:
         """Warnings; lines that begin with spaces belong to the line before."""
-        warnings = []
-        if self.empty_answers:
-            warnings.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
-        warnings += self.texts.lines(self.name)
+        warnings = self.texts.lines(self.name)
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
         for where, pairs in repeats.items():

@@ -153,7 +153,7 @@ class _Checker:
             split.rows += 1
             self.picker.look_at(split.name, row, outcome)
             if isinstance(outcome, BadRow):
-                split.note_bad(outcome, columns.response if columns else "")
+                split.note_bad(outcome)
             elif isinstance(outcome, Dropped):
                 split.dropped[outcome.reason] = split.dropped.get(outcome.reason, 0) + 1
             else:
