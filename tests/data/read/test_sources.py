@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,6 +223,7 @@ def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(b"xy"))
-    asked = [("a.txt", {}), ("a.txt", {"format": "csv"}), ("a.txt", {"max_chars": 1})]
-    asked += [("one", {}), ("two", {}), ("packed.txt.gz", {})]
+    asked: list[tuple[str, dict[str, Any]]] = [("a.txt", {"format": "csv"})]
+    asked += [("a.txt", {"max_chars": 1}), ("a.txt", {}), ("one", {}), ("two", {})]
+    asked += [("packed.txt.gz", {})]
     assert len({content_hash(train_of(tmp_path, path, **more)) for path, more in asked}) == 6

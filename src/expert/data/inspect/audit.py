@@ -119,8 +119,8 @@ class ExampleCollector:
         numbers = (files, [row.line for row in rows], batch.lengths, trained, kept)
         almost = np.array(near, np.uint64)
         almost = np.where(almost == 0, keys.whole, almost)
-        columns = [keys.whole, almost, keys.prompt, *(np.asarray(n, np.int32) for n in numbers)]
-        self._parts.append(columns)
+        self._parts.append([keys.whole, almost, keys.prompt])
+        self._parts[-1] += [np.asarray(each, np.int32) for each in numbers]
         return int(trained.sum())
 
     def examples(self) -> ExampleTable:
