@@ -31,8 +31,9 @@ CHECK_NETWORK = (
 
 
 @pytest.fixture(autouse=True)
-def answers() -> None:
-    """No test has the answers of another."""
+def answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks the real hub, and no test has the answers of another."""
+    monkeypatch.setattr(reader, "_answers", lambda: True)
     forget()
 
 
@@ -77,6 +78,7 @@ class FakeHub(types.ModuleType):
     def __init__(self, failure: Exception | None = None) -> None:
         super().__init__("datasets")
         self.failure = failure
+        self.config = types.SimpleNamespace(HF_HUB_OFFLINE=False)
         self.asked: list[tuple[Any, ...]] = []
 
     def load_dataset(self, name: str, config: str | None, *, split: str, streaming: bool) -> Any:
@@ -151,6 +153,17 @@ def test_a_failure_of_the_hub_is_told_in_words(failure, what, fix, monkeypatch, 
     told = refusal_while_reading(train_of(tmp_path, "a/b::dev"))
     assert told.startswith(f"a/b::dev: {what}")
     assert told.endswith(f"  ({fix})")
+
+
+def test_of_a_hub_that_does_not_answer_only_the_cache_is_used(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(reader, "_answers", lambda: False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    module = hub(monkeypatch)
+    assert len(values(train_of(tmp_path, "a/b"))) == 5  # it had them in its cache
+    assert module.config.HF_HUB_OFFLINE
+    assert constants.HF_HUB_OFFLINE
 
 
 @each("streaming", [False, True])

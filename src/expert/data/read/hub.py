@@ -66,10 +66,24 @@ def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
     """Open a data set. Cached, because a command opens it several times (to plan, hash and read):
     the hub is asked once, and all see the same rows."""
     datasets = importlib.import_module("datasets")
+    if not _answers():  # the client would try six times, for 25 s, before it uses its cache
+        datasets.config.HF_HUB_OFFLINE = True
+        importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE = True
     try:
         return datasets.load_dataset(name, config, split=split, streaming=streaming)
     except Exception as error:  # the hub's client raises dozens of types
         raise _hub_error(name, split, error) from error
+
+
+@cache
+def _answers() -> bool:
+    """Whether the hub answers within some seconds, asked once for all data sets."""
+    try:
+        endpoint = importlib.import_module("huggingface_hub.constants").ENDPOINT
+        importlib.import_module("huggingface_hub").get_session().head(endpoint, timeout=5)
+    except Exception:  # noqa: BLE001 - of two clients with different exceptions
+        return False
+    return True
 
 
 def _hub_error(name: str, split: str, error: Exception) -> DataError:
