@@ -37,7 +37,7 @@ class TokeniseJob:
     row_count: int | None = None
     """Rows of the source, if known."""
     made_for: str = ""
-    """The split and its source, for messages; a cache miss is explained by others of this name."""
+    """The split and its source, for messages."""
     max_bad_rows: int = 0
     list_command: str = ""
     """The command that lists all bad rows."""

@@ -97,7 +97,7 @@ def _why_not_prepared(line: DataPipeline) -> str:
         return "first use of this data"
     for source in line.sources_of("train"):
         recipe, folder = recipe_of(line, source)
-        reason = look(folder, recipe, made_for=f"train {source.name}")
+        reason = look(folder, recipe)
         if reason is not None:
             return reason
     return ""
