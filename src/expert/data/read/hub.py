@@ -97,9 +97,8 @@ def _hub_error(name: str, split: str, error: Exception) -> DataError:
             "set HF_HOME to a cache that holds it"
         )
         return data_not_found(f"{name}::{split}", f"the hub could not be reached: {text}", fix)
-    what = f"it could not be loaded from the hub: {text}"
-    fix = "check the id, the split and the configuration: id::split::configuration"
-    if "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
-        what = f"it is not available on the hub: {text}"
-        fix = "check the id; a private or gated data set needs HF_TOKEN in the environment"
-    return data_error(f"{name}::{split}", what, fix)
+    fix = (
+        "check the id, the split and the configuration: id::split::configuration; a private or "
+        "gated data set needs HF_TOKEN in the environment"
+    )
+    return data_error(f"{name}::{split}", f"it could not be loaded from the hub: {text}", fix)
