@@ -57,7 +57,7 @@ def test_of_a_pair_the_preferred_answer_to_its_request_is_trained_on(row):
 @each("row", PAIRS.values(), ids=PAIRS)
 @each("asked", [None, "all"])
 def test_preference_pairs_are_refused_unless_requested(row, asked):
-    with pytest.raises(DataError, match=r"need DPO.*preference_rows: preferred"):
+    with pytest.raises(DataError, match=r"method: dpo.*preference_rows: preferred"):
         understand(list(row), row, preference_rows=asked)
 
 
