@@ -83,17 +83,12 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
             line = replace(line, most_rows=STREAM_WINDOW_ROWS)
             return replace(counts or Counts(None), remarks=_doubts(line))
         line = open_pipeline(plan, read, named, writes=False)
-        sources = line.chosen.sources
-        if any(source.kind == "hub" for source in sources.trains):
-            return None
         if streaming:
             return Counts(None, remarks=_doubts(line))
-        counts = _prepared(line) or (_estimated(sources, line) if line.is_text else None)
-        if counts is None or counts.packed is None:
-            counts = counts or Counts(None)
-            counts = replace(counts, remarks=(*counts.remarks, *_doubts(line)))
-        more = [remark for remark in line.chosen.remarks if remark not in counts.remarks]
-        return replace(counts, remarks=(*more, *counts.remarks))
+        counts = _prepared(line) or _estimated(named.sources, line) or Counts(None)
+        doubts = _doubts(line) if counts.packed is None else ()
+        remarks = dict.fromkeys((*line.chosen.remarks, *counts.remarks, *doubts))
+        return replace(counts, remarks=tuple(remarks))
     except (TokenMismatch, InvalidModelFolder):
         raise
     except (ExpertError, OSError):  # raised again when the data is read
@@ -104,7 +99,7 @@ def _doubts(line: DataPipeline) -> tuple[Remark, ...]:
     """What would stop a run or be warned of, by the columns and the first training rows."""
     line = replace(line, most_rows=line.most_rows or ROWS_FOR_COLUMNS)
     doubts = []
-    for source in line.sources_of("train") if line.is_text else ():
+    for source in line.sources_of("train"):
         reading = reader_for(line, source)
         made = (reading.segments_of(r) if isinstance(r, Row) else r for r in reading.rows())
         looked_at = list(islice(made, FIRST_ROWS))
@@ -129,8 +124,6 @@ def _prepared(line: DataPipeline) -> Counts | None:
         return Counts(survey, remarks=(Remark.warning(MAX_LENGTH, str(error)),))
     if prepared_data is not None:
         return replace(counts_of(line, prepared_data.train), remarks=prepared_data.doubts)
-    if not line.is_text:  # one text, all of it trained on
-        return Counts(survey)
     store = DocumentStore(*(prepared.folder for prepared in tokens))
     unlearnt = count_untrainable(line.plan, store)
     longest = survey.longest_tokens or 0
