@@ -67,8 +67,8 @@ def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
     the hub is asked once, and all see the same rows."""
     datasets = importlib.import_module("datasets")
     if not _answers():  # the client would try six times, for 25 s, before it uses its cache
-        datasets.config.HF_HUB_OFFLINE = True
-        importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE = True
+        constants: Any = importlib.import_module("huggingface_hub.constants")
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         return datasets.load_dataset(name, config, split=split, streaming=streaming)
     except Exception as error:  # the hub's client raises dozens of types
