@@ -156,28 +156,22 @@ def _estimated(sources: Sources, line: DataPipeline | None) -> Counts | None:
     if line is not None and (check := line.chosen.checks.get(sources.trains[0])):
         rows = check.rows - check.bad_rows  # all token rows were read when they were checked
         return Counts(Survey(rows, check.tokens, "token rows", "counted", check.longest))
+    parts = [_read_source(source, line) for source in sources.trains]
+    known = [(part.survey, part.remarks) for part in parts if part and part.survey]
+    if len(known) < len(parts):
+        return None
     weights = [task.weight for task in sources.tasks] or [1.0]
-    rows, tokens, sampled, because = 0, 0.0, 0, ""
-    remarks: list[Remark] = []
-    for source, weight in zip(sources.trains, weights, strict=True):
-        found = _read_source(source, line)
-        if found is None:
-            return None
-        rows += int(found[0] * weight)
-        tokens += found[1] * weight
-        sampled, because = sampled + found[2], because or found[3]
-        remarks += found[4]
-    how = f"counted on a sample of {counted(sampled, 'row')}" if sampled < rows else "counted"
-    if line is None:
-        how = f"from the row size: {FILE_BYTES_PER_TOKEN} bytes per token"
-    return Counts(Survey(rows, round(tokens), because, how), remarks=tuple(remarks))
+    weighted = list(zip([survey for survey, _ in known], weights, strict=True))
+    whole = replace(
+        known[0][0],
+        rows=sum(int((survey.rows or 0) * weight) for survey, weight in weighted),
+        tokens=round(sum((survey.tokens or 0) * weight for survey, weight in weighted)),
+    )
+    return Counts(whole, remarks=tuple(remark for _, remarks in known for remark in remarks))
 
 
-def _read_source(
-    source: Source, line: DataPipeline | None
-) -> tuple[int, float, int, str, list[Remark]] | None:
-    """Usable rows of a source, their tokens, how many of them were tokenised, how they were
-    counted, and warnings; None if there are none, or too many to count."""
+def _read_source(source: Source, line: DataPipeline | None) -> Counts | None:
+    """Usable rows of a source and their tokens; None if there are none, or too many to count."""
     chance, read, rows, size = random.Random(0), 0, 0, 0.0
     kept: list[Row] = []
     for row in islice(iterate(source), MAX_COUNTED_ROWS):
@@ -199,13 +193,17 @@ def _read_source(
         times, because = max(1.0, known[0] / read), known[1]
         times = min(times, (source.max_samples or math.inf) / rows)
     if line is None:
-        return round(rows * times), size * times / FILE_BYTES_PER_TOKEN, 0, because, []
+        how = f"from the row size: {FILE_BYTES_PER_TOKEN} bytes per token"
+        tokens = round(size * times / FILE_BYTES_PER_TOKEN)
+        return Counts(Survey(round(rows * times), tokens, because, how))
     lengths, remarks = _tokenised(line, source, kept)
     used = [length for length in lengths if length]
     if not used:
         return None
     times *= rows / len(lengths)
-    return round(times * len(used)), times * sum(used), len(used), because, remarks
+    how = "counted" if times == 1 else f"counted on a sample of {counted(len(used), 'row')}"
+    survey = Survey(round(times * len(used)), round(times * sum(used)), because, how)
+    return Counts(survey, remarks=tuple(remarks))
 
 
 def _rows_of_files(source: Source, rows_per_byte: float) -> tuple[float, str] | None:
