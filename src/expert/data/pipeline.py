@@ -23,7 +23,7 @@ from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.examples.formats import example_of, pair_of
 from expert.data.examples.text_warnings import TextWarnings, overruled_system
-from expert.data.named_sources import CACHE_KEY, ChosenSources, NamedSources, choose_sources
+from expert.data.named_sources import ChosenSources, NamedSources, choose_sources
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.read.streams import data_error
 from expert.data.records import BadRow, Branched, Dropped, Example, Row, RowOutcome, Segment
@@ -157,7 +157,7 @@ def open_pipeline(
     """Open the pipeline of a manifest; downloads a tokenizer from the hub if needed. With
     `has_tokenizer=False` nothing is downloaded and rows can only be rendered as text."""
     spec = read.manifest.training.dataset
-    cache = _cache(plan, read, named)
+    cache = _cache(plan, read)
     sources = named.sources
     encoder: Any = None
     template: Template | None = None
@@ -192,17 +192,17 @@ def open_pipeline(
     )
 
 
-def _cache(plan: RunPlan, read: ReadManifest, named: NamedSources) -> Path:
-    """The folder of prepared data. One that the manifest names, unless it holds the tokens of
-    another tool or is read-only."""
+def _cache(plan: RunPlan, read: ReadManifest) -> Path:
+    """The folder of prepared data. One that the manifest names, unless another tool saved a data set
+    there or it is read-only."""
     own = read.folder / "datasets_optimized" / folder_name(plan.expert)
     folder = Path(plan.data.cache or own)
     if read.manifest.training.config.pretokenized_cache is not None:
         # There may be other people's files in it, which are not checked.
         refuse_links(folder, below=read.folder)
         folder = folder.parent if is_prepared(folder) else folder
-        writable = not folder.exists() or os.access(folder, os.W_OK)
-        if writable and named.key != CACHE_KEY:
+        saved = any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+        if not saved and (not folder.exists() or os.access(folder, os.W_OK)):
             return folder
         folder = own
     # The cache in an expert's folder may come from someone else.
