@@ -193,8 +193,8 @@ def open_pipeline(
 
 
 def _cache(plan: RunPlan, read: ReadManifest) -> Path:
-    """The folder of prepared data. One that the manifest names, unless another tool saved a data set
-    there or it is read-only."""
+    """The folder of prepared data: the one that the manifest names, unless it is read-only or
+    another tool saved a data set there."""
     own = read.folder / "datasets_optimized" / folder_name(plan.expert)
     folder = Path(plan.data.cache or own)
     if read.manifest.training.config.pretokenized_cache is not None:
