@@ -19,7 +19,6 @@ from expert.manifest.upgrade import PERFORMANCE_KEYS, upgrade
 from tests.each import each
 from tests.manifest.reading import REAL_FILES, files_in
 from tests.manifest.strategies import TREES, any_manifest, any_spelling, document_of, manifest_of
-from tests.manifest.test_editor_schema import faults
 
 OLD: dict[str, Any] = {
     "version": "1.0.0",
@@ -93,12 +92,10 @@ def test_any_manifest_in_any_spelling_is_valid_and_reads_the_same_upgraded(draws
     spelt = draws.draw(any_spelling(data))
     manifest = manifest_of(data)
     assert manifest_of(spelt).model_dump() == manifest.model_dump()
-    assert faults(data) == faults(spelt) == []
     kinds: tuple[tuple[Format, str], ...] = (("json", json.dumps(spelt)), ("yaml", to_yaml(spelt)))
     for kind, text in kinds:
         first, _ = upgrade(parse_document(text, kind))
         again = parse_document(first, kind)
-        assert faults(again.root.plain()) == []
         assert interpret_document(again).manifest.model_dump() == manifest.model_dump(), kind
         second, notices = upgrade(parse_document(first, kind))
         assert second == first, kind

@@ -40,13 +40,15 @@ class KeyHelp:
     also_written: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SpecialName:
-    """A name that is more than an alias: it sets several keys, or converts its value."""
-
-    expected: str
-    meaning: str
-    becomes: tuple[str, ...]
+_PRECISION = (f"{CONFIG}.bf16", f"{CONFIG}.fp16")
+SPECIAL_HOMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((*aliases.DTYPE_NAMES, *aliases.AMP_NAMES), _PRECISION),
+    **dict.fromkeys(aliases.LOAD_IN_NAMES, (f"{MODEL}.quantization",)),
+    **dict.fromkeys(aliases.MODEL_NAMES, (f"{MODEL}.name",)),
+    **dict.fromkeys(aliases.ADAM_BETAS, (f"{CONFIG}.betas",)),
+    "use_dora": (f"{CONFIG}.adapter_type",),
+}
+"""Names that are more than an alias, with the keys that they set."""
 
 
 class UnknownKey(ExpertError):
@@ -67,7 +69,15 @@ def explain(key: str | None = None) -> list[KeyHelp]:
     if not found:
         found = _with_sections({e.path for e in _all_keys() if _steps(e.path)[-1] == wanted})
         if zone in _CONFIG_ZONES:
-            found = [*_special(wanted, name), *_at(canonical_path(name) or ""), *found]
+            homes = SPECIAL_HOMES.get(name, ())
+            special = KeyHelp(wanted, "as there", "", f"Read as {' and '.join(homes)}.")
+            direct = _at(canonical_path(name) or "")
+            found = [
+                *([special] if homes else ()),
+                *(e for h in homes for e in _at(h)),
+                *direct,
+                *found,
+            ]
     if not found and zone in _ZONES:
         found = [entry for entry in _all_keys() if name in entry.also_written]
         found = found or _of_another_trainer(wanted, name)
@@ -75,28 +85,6 @@ def explain(key: str | None = None) -> list[KeyHelp]:
         names = [(e.path, _steps(e.path)[-1], *e.also_written) for e in _all_keys()]
         raise UnknownKey(wanted, closest(wanted, [name for each in names for name in each]))
     return list(dict.fromkeys(found))
-
-
-def special_names() -> dict[str, SpecialName]:
-    """Names that set several keys, or convert their value."""
-    precision = (f"{CONFIG}.bf16", f"{CONFIG}.fp16")
-    words = '"bfloat16", "float16", "float32" or "auto"'
-    dtype = SpecialName(words, "Read as bf16 and fp16 of training.config.", precision)
-    text = "true: the plan chooses bf16 or fp16; false: neither; else as dtype."
-    amp = SpecialName(f"true, false, {words}", text, precision)
-    model = SpecialName("text", "Read as the name of the base model.", (f"{MODEL}.name",))
-    names = {**dict.fromkeys(aliases.DTYPE_NAMES, dtype), **dict.fromkeys(aliases.AMP_NAMES, amp)}
-    for name in aliases.LOAD_IN_NAMES:
-        bits = "int4" if "4bit" in name else "int8"
-        text = f"true: read as quantization {bits} of the base models; false: as none."
-        names[name] = SpecialName("true or false", text, (f"{MODEL}.quantization",))
-    names |= dict.fromkeys(aliases.MODEL_NAMES, model)
-    for number, name in enumerate(aliases.ADAM_BETAS):
-        text = f"Read as training.config.betas[{number}]."
-        names[name] = SpecialName("a number from 0 to below 1", text, (f"{CONFIG}.betas",))
-    text = "true: read as adapter_type dora of training.config."
-    names["use_dora"] = SpecialName("true or false", text, (f"{CONFIG}.adapter_type",))
-    return names
 
 
 @cache
@@ -132,7 +120,7 @@ def _other_names(path: str) -> list[str]:
         SHAPE: aliases.SHAPE_ALIASES,
     }
     names = [name for name, home in tables.get(section, {}).items() if home == key != name]
-    names += [name for name, special in special_names().items() if path in special.becomes]
+    names += [name for name, homes in SPECIAL_HOMES.items() if path in homes]
     return [*names, *_WHOLE_SECTIONS.get(path, ())]
 
 
@@ -156,15 +144,6 @@ def _with_sections(heads: set[str]) -> list[KeyHelp]:
     """The keys at these paths, and all keys below them."""
     below = tuple(f"{head}{mark}" for head in heads for mark in ".[")
     return [e for e in _all_keys() if e.path in heads or e.path.startswith(below)]
-
-
-def _special(wanted: str, name: str) -> list[KeyHelp]:
-    """Help for a special name, followed by the keys it sets."""
-    special = special_names().get(name)
-    if special is None:
-        return []
-    own = KeyHelp(wanted, special.expected, "", special.meaning)
-    return [own, *(entry for path in special.becomes for entry in _at(path))]
 
 
 def _of_another_trainer(wanted: str, name: str) -> list[KeyHelp]:
