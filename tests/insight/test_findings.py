@@ -197,14 +197,14 @@ def test_every_rule_is_in_the_table_and_has_a_test():
     assert [name for name in RULES if f'"{name}"' not in texts] == []
 
 
-# --- a run on a CPU with neighbours --------------------------------------------------------------
+# --- a run on a crowded CPU ------------------------------------------------------------------
 
 
-def crowded_run(threads: int, others: float, *more: Any, cores: int = 2) -> RunRecord:
+def crowded_run(threads: int, others: float, cores: int = 2) -> RunRecord:
     told = {"event": "threads", "step": 0, "threads": threads, "cores": cores, "because": "x"}
     gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
     steps = step_events(cpu_others=others, mfu=None, **gone)
-    return record(finished_events(steps, told, *more), planned(**ON_CPU), gpus=())
+    return record(finished_events(steps, told), planned(**ON_CPU), gpus=())
 
 
 def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
@@ -217,17 +217,6 @@ def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good(
     verdict = judge(evidence(run))
     assert "good" not in verdict.sentence
     assert "while other processes used 1.6 of 2 cores" in verdict.sentence
-
-
-def test_neighbours_are_named_where_the_run_has_looked():
-    seen = [
-        {"name": "python3", "pid": 77, "cores": 1.12},
-        {"name": "rustc", "pid": 8, "cores": 0.4},
-    ]
-    run = crowded_run(2, 0.75, {"event": "neighbours", "step": 5, "processes": seen})
-    who = "most of all python3 (pid 77, 1.1 cores), rustc (pid 8, 0.4 cores)"
-    assert found_in(run)["busy-cores"].evidence.endswith(who)
-    assert who in judge(evidence(run)).sentence
 
 
 @each(("dry", "severity"), [(0.9, "warning"), (0.0, "note")])

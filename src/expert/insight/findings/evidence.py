@@ -256,16 +256,6 @@ class Evidence:
         return int(threads), int(cores), others
 
     @property
-    def neighbours(self) -> str:
-        """The processes that used the cores, if the run recorded them: `, most of all …`."""
-        names = [
-            f"{one.get('name') or 'a process'} (pid {one.get('pid')}, {cores:.1f} cores)"
-            for one in map(mapping, listed(self.newest("neighbours").get("processes")))
-            if (cores := number(one, "cores")) is not None
-        ]
-        return f", most of all {', '.join(names)}" if names else ""
-
-    @property
     def padding_share(self) -> float | None:
         """The share of the computation spent on padding, if it is unusually high."""
         padding = self.step.padding if self.step is not None else None

@@ -123,7 +123,7 @@ def busy_cores(found: Evidence) -> Answer:
     waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
     return Noted(
         f"{counted(threads, 'thread')} on {cores} cores, of which other processes used "
-        f"{others:.1f} ({percent(others / cores)}){found.neighbours}",
+        f"{others:.1f} ({percent(others / cores)})",
         severity="warning" if waits else "note",
         consequence="threads wait for the one without a core; steps take several times as long"
         if not found.on_gpu

@@ -305,7 +305,7 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     if crowded is not None:
         _, cores, others = crowded
         good, fix = "compute-bound, on crowded cores.", free_cores_fix(*crowded)
-        more = f", while other processes used {others:.1f} of {cores} cores{found.neighbours}"
+        more = f", while other processes used {others:.1f} of {cores} cores"
         more += f"; {padded}" if padded else ""
     elif padded:
         good, fix = f"compute-bound, but {padded}.", padding_fix(found)

@@ -79,10 +79,15 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
     """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets.
     Compiling steps are excluded, as they are from the rates: the card is idle then."""
     gpu, meter, sampled_at = instruments.gpu, instruments.meter, time.monotonic()
-    cores = _core_fields(instruments.emit, workers)
+    # Workers are processes of their own, which would be mistaken for other programs.
+    sampler = None if workers else cpu.CpuSampler()
+
+    def cores() -> dict[str, Any]:
+        return sampler.step_fields() if sampler is not None else {}
+
     if gpu is None:
         return lambda step: {
-            **cores(step),
+            **cores(),
             "cpu_peak_memory_bytes": cpu.peak_memory_bytes(),
         }
 
@@ -93,24 +98,8 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
         return {
             **gpu.step_fields(max(since, steady), steady_since=steady),
             **allocator_stats(instruments.device),
-            **cores(step),
+            **cores(),
         }
-
-    return fields
-
-
-def _core_fields(emit: Emit, workers: int) -> MoreFields:
-    """CPU use by other processes; their names are text and go into a separate event."""
-    if workers:  # separate processes, which would be mistaken for other programs
-        return lambda step: {}
-    sampler, neighbours = cpu.CpuSampler(), cpu.OtherProcesses()
-
-    def fields(step: int) -> dict[str, Any]:
-        facts = sampler.step_fields()
-        named = neighbours.named(facts.get("cpu_others"))
-        if named:
-            emit("neighbours", step=step, processes=named)
-        return facts
 
     return fields
 
