@@ -17,13 +17,14 @@ from expert.cli.plan import show_notices, show_plan
 from expert.cli.show import options
 from expert.cli.show.display import (
     Sheet,
+    Waiting,
     make_console,
     show,
     show_problems,
     show_sheet,
     write_json,
 )
-from expert.cli.show.progress import PreparingView, RunProgress, Stages
+from expert.cli.show.progress import PreparingView, RunProgress
 from expert.cli.show.rows import show_rows
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted, show_cursor
@@ -162,7 +163,7 @@ def train(
     allowed: dict[str, Any] = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
     result: RunResult | None
     check_base(read, model, allow_remote_code=remote_code)
-    stage = Stages(console)
+    stage = Waiting(console)
     if world.size == 1 and console.is_terminal:
         stage("loading PyTorch")
     with stage, joined(world, read, (*flags, *(overrides or ()))) as group:
