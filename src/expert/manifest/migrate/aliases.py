@@ -23,7 +23,10 @@ CONFIG_ALIASES = _by_alias(
     {
         "epochs": "num_epochs num_train_epochs n_epochs max_epochs",
         "batch_size": "per_device_train_batch_size train_batch_size",
-        "eval_batch_size": "per_device_eval_batch_size",
+        "eval_batch_size": "per_device_eval_batch_size batch_size_val",
+        "eval_steps": "run_val_every_n_steps",
+        "save_steps": "save_every_n_steps",
+        "gradient_checkpointing": "enable_activation_checkpointing",
         "gradient_accumulation_steps": (
             "grad_accum_steps gradient_accumulation accumulation_steps grad_accum"
         ),
@@ -38,7 +41,7 @@ CONFIG_ALIASES = _by_alias(
         "torch_compile": "use_compile compile",
         "torch_compile_mode": "compile_mode",
         "max_grad_norm": "gradient_clip grad_clip gradient_clipping clip_grad_norm",
-        "logging_steps": "log_interval log_every",
+        "logging_steps": "log_interval log_every log_every_n_steps",
         "dataloader_num_workers": "num_workers",
         "dataloader_prefetch_factor": "prefetch_factor",
         "dataloader_pin_memory": "pin_memory",
@@ -64,9 +67,9 @@ CONFIG_ALIASES = _by_alias(
         "output_dir": "out_dir save_dir checkpoint_dir",
         "adam_epsilon": "adam_eps",
         "vram_limit": "max_vram",
-        "packing": "sample_packing neat_packing",
+        "packing": "sample_packing neat_packing packed",
         "micro_batch_size": "micro_batch",
-        "train_on_prompt": "train_on_inputs",
+        "train_on_prompt": "train_on_inputs train_on_input",
         "warmup_steps": "num_warmup_steps",
         "batch_tokens": "batch_max_tokens",
         "deterministic": "full_determinism",
