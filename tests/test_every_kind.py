@@ -141,7 +141,7 @@ def test_every_adapter_may_be_named_by_a_released_one(name):
 def test_every_tracker_is_planned_and_opened_and_no_longer_refused(name, tmp_path, monkeypatch):
     assert planned(name, trackers=[name]).watch.trackers == [name]
     assert name not in OTHER_TRACKERS
-    assert answer_to(f"{name}_project") is None, f"peers/unused.py refuses {name}_*"
+    assert answer_to(f"{name}_project") is None, f"peers/unused.txt refuses {name}_*"
     assert name == "tensorboard" or name in TRACKER_RUNS, (
         f"telemetry/tracker_process.py lacks {name}"
     )
@@ -163,7 +163,7 @@ def test_nothing_that_is_built_is_refused_as_a_key_of_another_trainer():
         for key in (f"{name}_of_another", f"use_{name}"):
             answer = answer_to(key)
             refused = answer is not None and "not supported" in str(answer)
-            assert not refused, f"manifest/peers/unused.py refuses {key}"
+            assert not refused, f"manifest/peers/unused.txt refuses {key}"
     elsewhere = str(answer_to("comet_workspace"))
     assert all(name in elsewhere for name in TRACKERS)
     assert not [name for name in OTHER_TRACKERS if name.startswith(tuple(TRACKERS))]

@@ -44,7 +44,7 @@ def convert_keys(work: Migration, zone: Entries) -> None:
     for key in [key for key in dict.fromkeys([*DISTRIBUTED_KEYS, *zone]) if key in zone]:
         if key not in CONVERTED or key not in zone:
             continue
-        if key in _MAY_BE_METADATA and (zone is not work.root or work.is_expert_manifest):
+        if key in METADATA_WORDS and (zone is not work.root or work.is_expert_manifest):
             continue
         item = zone.pop(key)
         if item.value is not None:
@@ -338,5 +338,12 @@ CONVERTED: dict[str, Rule] = {
     ),
     **DISTRIBUTED_KEYS,
 }
-# At the top level of an Expert manifest, these may be metadata.
-_MAY_BE_METADATA = (*("tokens", "rope_scaling", "template", "chat_template", "attn", "min_lr"),)
+METADATA_WORDS = frozenset(
+    (
+        *("bias", "debug", "devices", "model_type", "neftune", "padding", "profiler", "plugins"),
+        *("qat", "relora", "resume", "run", "shuffle", "strict", "task_type", "tokenizer", "loss"),
+        *("tokens", "tool_format", "quantize", "iters", "rope_scaling", "template", "attn"),
+        *("chat_template", "min_lr"),
+    )
+)
+"""At the top level of an Expert manifest, these may be metadata."""
