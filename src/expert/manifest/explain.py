@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,8 +20,6 @@ from expert.manifest.schema.expectations import expected, resolve, schema
 
 MODEL = "base_models[]"
 SHAPE = f"{MODEL}.architecture"
-_CONFIG_ZONES = ("", CONFIG, "training", "model")
-_ZONES = (*_CONFIG_ZONES, DATASET, "dataset", "data", "training.data")
 _WHOLE_SECTIONS = {
     "base_models": ("base_model", "model"),
     f"{MODEL}.adapters": ("adapters",),
@@ -58,33 +56,48 @@ class UnknownKey(ExpertError):
 
 
 def explain(key: str | None = None) -> list[KeyHelp]:
-    """Help for all keys (None), a section, or a key by any of its names."""
+    """Help for all keys (None), a section, or a key by any of its names, with or without its
+    section."""
+    keys = _all_keys()
     if key is None:
-        return list(_all_keys())
+        return list(keys)
     wanted = key.strip()
-    zone, _, name = wanted.rpartition(".")
-    found = _at(wanted)
-    if len(found) == 1 and not zone:
+    name = _steps(wanted)[-1]
+    found = _below(entry.path for entry in keys if _is_at(entry.path, wanted))
+    if len(found) == 1 and "." not in wanted:
         found = []  # a single name such as `name` may be a key in several sections
     if not found:
-        found = _with_sections({e.path for e in _all_keys() if _steps(e.path)[-1] == wanted})
-        if zone in _CONFIG_ZONES:
-            homes = SPECIAL_HOMES.get(name, ())
-            special = KeyHelp(wanted, "as there", "", f"Read as {' and '.join(homes)}.")
-            direct = _at(canonical_path(name) or "")
-            found = [
-                *([special] if homes else ()),
-                *(e for h in homes for e in _at(h)),
-                *direct,
-                *found,
-            ]
-    if not found and zone in _ZONES:
-        found = [entry for entry in _all_keys() if name in entry.also_written]
-        found = found or _of_another_trainer(wanted, name)
+        homes = SPECIAL_HOMES.get(name, ())
+        if homes:
+            found = [KeyHelp(wanted, "as there", "", f"Read as {' and '.join(homes)}.")]
+        direct = canonical_path(name)
+        found += _below([*homes, *([direct] if direct else ())])
+        found += _below(entry.path for entry in keys if _steps(entry.path)[-1] == name)
+    found = found or [entry for entry in keys if name in entry.also_written]
+    found = found or _of_another_trainer(wanted, name)
     if not found:
-        names = [(e.path, _steps(e.path)[-1], *e.also_written) for e in _all_keys()]
+        names = [(e.path, _steps(e.path)[-1], *e.also_written) for e in keys]
         raise UnknownKey(wanted, closest(wanted, [name for each in names for name in each]))
     return list(dict.fromkeys(found))
+
+
+def _steps(path: str) -> list[str]:
+    return re.sub(r"\[\d*\]", "", path).split(".")
+
+
+def _is_at(path: str, wanted: str) -> bool:
+    """Whether a path is the wanted one, whatever its positions and the names that users choose."""
+    own, steps = _steps(path), _steps(wanted)
+    return len(own) == len(steps) and all(
+        a in (b, "<name>") for a, b in zip(own, steps, strict=True)
+    )
+
+
+def _below(paths: Iterable[str]) -> list[KeyHelp]:
+    """The keys at these paths, and all keys below them."""
+    heads = set(paths)
+    below = tuple(f"{head}{mark}" for head in heads for mark in ".[")
+    return [e for e in _all_keys() if e.path in heads or e.path.startswith(below)]
 
 
 @cache
@@ -122,28 +135,6 @@ def _other_names(path: str) -> list[str]:
     names = [name for name, home in tables.get(section, {}).items() if home == key != name]
     names += [name for name, homes in SPECIAL_HOMES.items() if path in homes]
     return [*names, *_WHOLE_SECTIONS.get(path, ())]
-
-
-def _steps(path: str) -> list[str]:
-    return re.sub(r"\[\d*\]", "", path).split(".")
-
-
-def _at(wanted: str) -> list[KeyHelp]:
-    """The key at exactly this path, and all keys of it if it is a section."""
-    steps = _steps(wanted)
-    heads = set()
-    for entry in _all_keys():
-        own = _steps(entry.path)
-        named = [a if b == "<name>" else b for a, b in zip(steps, own, strict=False)]
-        if named == steps and len(own) == len(steps):
-            heads.add(entry.path)
-    return _with_sections(heads)
-
-
-def _with_sections(heads: set[str]) -> list[KeyHelp]:
-    """The keys at these paths, and all keys below them."""
-    below = tuple(f"{head}{mark}" for head in heads for mark in ".[")
-    return [e for e in _all_keys() if e.path in heads or e.path.startswith(below)]
 
 
 def _of_another_trainer(wanted: str, name: str) -> list[KeyHelp]:
