@@ -8,6 +8,7 @@ from expert.manifest.notices import Notice
 from expert.manifest.reader import interpret_document
 from expert.manifest.schema.types import AUTO
 from expert.manifest.text.document import Document
+from expert.manifest.text.yaml_text import to_yaml
 
 # Written out so that users see what they can set. Not pretokenized_cache: its null means a folder
 # keyed by content.
@@ -36,7 +37,4 @@ def upgrade(document: Document) -> tuple[str, list[Notice]]:
     data["base_models"] = [{"name": model["name"], **model} for model in data["base_models"]]
     if document.format == "json":
         return json.dumps(data, indent=2, ensure_ascii=False) + "\n", notices
-    # Imported here: JSON manifests need no YAML.
-    from expert.manifest.text.yaml_text import to_yaml
-
     return to_yaml(data), notices
