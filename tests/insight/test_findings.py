@@ -37,7 +37,6 @@ def test_a_healthy_gpu_run_has_no_warnings():
 
 
 DRY = {"ran_dry": 1.0, "gpu_utilization": 85.0}
-SYNC = {"event": "syncs", "step": 4, "count": 1, "places": ["loop.py:9"]}
 SLOW_COPY = {"time_data_wait": 1.5, "time_copy": 1.6, "seconds": 3.0}
 PACED_BY_COPIES = {"time_copy": 3.0, "time_forward": 0.3, "seconds": 3.0}
 MICRO = {"batch__micro_batch": 1, "batch__accumulation": 16}
@@ -60,7 +59,6 @@ UNPACKED = {"data__packing": "none"}
 
 
 @each(("name", "says", "steps", "events", "requested", "plan"), [
-    ("host-sync", "loop.py:9", DRY, [SYNC], "", {}),
     ("launch-bound", "ran dry in 100 %", DRY, [], "", {}),
     ("other-process", "14.5 GiB by other", BUSY_CARD, [], "", {}),
     ("other-process", "by other", BUSY_CARD | NO_NAME, [], "", {}),

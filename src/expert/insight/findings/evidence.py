@@ -214,11 +214,6 @@ class Evidence:
         return int((planned if seen is None else seen) or 0)
 
     @property
-    def syncs(self) -> int:
-        """How often the host waited for the device in the one step that was watched."""
-        return int(number(self.newest("syncs"), "count") or 0)
-
-    @property
     def micro_batches(self) -> int:
         return max(1, int(self.amount("batch.accumulation") or 1))
 
