@@ -9,7 +9,7 @@ import pytest
 
 from expert.insight.page.facts import MIN_SMOOTHED
 from expert.insight.page.figures import smoothed
-from expert.telemetry.meter import Meter, RemainingEvaluations, StepCounts
+from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.timeline import StepTimes
 from tests.each import each
 from tests.telemetry.clocks import HandClock
@@ -197,32 +197,15 @@ def test_losses_of_steps_that_were_undone_are_forgotten_and_their_time_is_not(me
     assert meter.run_line()["loss"] is None
 
 
-# --- the evaluations to come ----------------------------------------------------------------------
-
-
-@each(
-    ("total", "every", "left"),
-    [
-        (40, 10, {0: 4, 9: 4, 10: 4, 11: 3, 39: 1, 40: 1}),
-        (45, 10, {0: 5, 40: 2, 41: 1, 45: 1}),  # one more after the last step
-        (5, 10, {0: 1, 5: 1}),
-    ],
-)
-def test_evaluations_to_come_are_those_on_the_way_and_the_last(total, every, left):
-    ahead = RemainingEvaluations(total_steps=total, every=every, at_end=True, validation=1.0)
-    assert {done: ahead.evaluations(done) for done in left} == left
-
-
-def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measured():
+def test_the_time_left_has_the_evaluations_in_it_once_one_was_measured():
     clock = HandClock()
-    ahead = RemainingEvaluations(total_steps=4, at_end=True, validation=60.0, test=30.0)
-    meter = Meter(clock, total_steps=4, ahead=ahead, settling=0)
+    meter = Meter(clock, total_steps=5, evaluate_every=2, evaluates=True, settling=0)
     make(meter, clock, 1.0, first=0)
-    assert meter.eta_seconds() == 3 + 90.0
-    make(meter, clock, *[1.0] * 4, first=0)
-    assert meter.eta_seconds() == 90.0
-    ahead.measured(20.0, cost=60.0, done=4)  # three times as fast as expected
-    assert meter.eta_seconds() == 10.0
+    assert meter.eta_seconds() == 4
+    meter.evaluation_seconds = 20.0
+    assert meter.eta_seconds() == 4 + 3 * 20.0  # after steps 2 and 4, and at the end
+    make(meter, clock, 1.0, 1.0, 1.0, first=1)
+    assert meter.eta_seconds() == 1 + 20.0
 
 
 def test_the_loss_of_a_run_is_the_end_of_its_smoothed_curve_and_its_rate_a_median(clock):

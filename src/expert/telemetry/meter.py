@@ -96,46 +96,6 @@ class _Sums(dict[str, Any]):
         }
 
 
-@dataclass
-class RemainingEvaluations:
-    """The evaluations still to come. Their cost is in steps, so that the time per step predicts
-    theirs; once an evaluation was measured, that is used instead."""
-
-    total_steps: int
-    every: int = 0
-    """Steps between evaluations of the validation rows; 0: none in between."""
-    at_end: bool = False
-    """Whether the validation rows are evaluated after the last step."""
-    validation: float = 0.0
-    test: float = 0.0
-    """The test rows are evaluated once, after everything else."""
-    _seconds_for_one: float | None = None
-    _evaluated: int = -1
-
-    def measured(self, seconds: float, *, cost: float, done: int | None = None) -> None:
-        """Record how long an evaluation took; `done`: after how many steps, for validation rows."""
-        if cost > 0:
-            self._seconds_for_one = seconds / cost
-        if done is not None:
-            self._evaluated = done
-
-    def evaluations(self, done: int) -> int:
-        """Evaluations of the validation rows from after `done` steps to the end. The one after this
-        step may still be due: the last one may take longest."""
-        due = {*range(self.every, self.total_steps + 1, self.every)} if self.every else set()
-        due |= {self.total_steps} if self.at_end else set()
-        return sum(step > done or (step == done != self._evaluated) for step in due)
-
-    def cost(self, done: int) -> float:
-        """Cost of all evaluations still to come, in steps."""
-        return self.evaluations(done) * self.validation + self.test
-
-    def seconds(self, done: int, step_seconds: float) -> float:
-        """How long they will take, given the seconds per step."""
-        for_one = self._seconds_for_one
-        return self.cost(done) * (step_seconds if for_one is None else for_one)
-
-
 class Meter:
     """Collects steps as they are made; the clock is stopped while it is `paused`."""
 
@@ -145,12 +105,15 @@ class Meter:
         *,
         peak_flops: float | None = None,
         total_steps: int | None = None,
-        ahead: RemainingEvaluations | None = None,
+        evaluate_every: int = 0,
+        evaluates: bool = False,
         settling: int = SETTLING_STEPS,
     ) -> None:
-        """`peak_flops`: peak FLOP/s of the GPU in this precision, if known."""
-        self.ahead = ahead
-        """The evaluations still to come."""
+        """`peak_flops`: peak FLOP/s of the GPU in this precision, if known. The validation rows are
+        evaluated every so many steps, and after the last one if the run `evaluates` at all."""
+        self._evaluate_every, self._evaluates = evaluate_every, evaluates
+        self.evaluation_seconds = 0.0
+        """Of the last evaluation of the validation rows; 0 before it is known."""
         self._clock = clock
         self._peak_flops = peak_flops
         self._total_steps = total_steps
@@ -280,8 +243,10 @@ class Meter:
         walls = [timed.times.wall for timed in settled if timed.times is not None]
         step_seconds = sum(timed.seconds for timed in settled) / len(settled)
         step_seconds = max(step_seconds, sum(walls) / max(1, len(walls)))
-        evaluating = self.ahead.seconds(self._done, step_seconds) if self.ahead else 0.0
-        return max(0, self._total_steps - self._done) * step_seconds + evaluating
+        left = max(0, self._total_steps - self._done)
+        every = self._evaluate_every or self._total_steps
+        evaluations = -(-self._total_steps // every) - self._done // every if left else 0
+        return left * step_seconds + self._evaluates * evaluations * self.evaluation_seconds
 
     def step_line(self, step: int | None = None) -> dict[str, Any]:
         """Fields of a "step" event: everything since the last line, up to this step. The loss is

@@ -54,21 +54,9 @@ def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
         weight=sums.weight,
         examples=sums.examples,
     )
-    _record_time(session, split, time.monotonic() - began)
+    if split is session.data.validation:
+        session.instruments.meter.evaluation_seconds = time.monotonic() - began
     return result
-
-
-def _record_time(
-    session: Session, split: PreparedSplit, seconds: float, *, share: float = 1.0
-) -> None:
-    """Record how long a split, or a share of it, took, to predict the next evaluations."""
-    ahead = session.instruments.meter.ahead
-    if ahead is None:
-        return
-    validates = split is session.data.validation
-    done = session.state.done if validates and share == 1 else None
-    cost = ahead.validation if validates else ahead.test
-    ahead.measured(seconds, cost=share * cost, done=done)
 
 
 def _evaluate_fitting(
@@ -183,7 +171,9 @@ def probe(session: Session) -> None:
         # On a card the time includes compiling, and of padded rows the longest come first.
         if sums is not None and device.type == "cpu" and not session.plan.is_padded:
             share = sums.examples / max(1, _rows_to_evaluate(session, split))
-            _record_time(session, split, time.monotonic() - began, share=share)
+            if split is session.data.validation:  # to tell how long the run will take
+                seconds = (time.monotonic() - began) / share
+                session.instruments.meter.evaluation_seconds = seconds
     del reserved
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from expert.data.feed.run_data import RunData, evaluated_bins
-from expert.data.prepared import PreparedSplit
+from expert.data.feed.run_data import RunData
 from expert.model import blocks
-from expert.planning.run_plan import EVALUATION_SHARE, RunPlan
+from expert.planning.run_plan import RunPlan
 from expert.telemetry import cpu
 from expert.telemetry.gpu import GpuSampler, allocator_stats
-from expert.telemetry.meter import Meter, RemainingEvaluations
+from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training.loop import LoopPlan
 from expert.training.recorder import Emit, MoreFields, RecompileCounter, Recorder
@@ -60,7 +59,7 @@ class Instruments:
 def instruments_for(
     plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit
 ) -> Instruments:
-    peak = plan.length.peak_flops
+    peak, loop = plan.length.peak_flops, loop_plan(plan, data, TrainState())
     return Instruments(
         device=device,
         emit=emit,
@@ -70,7 +69,8 @@ def instruments_for(
             # Of all ranks together, like the token counts.
             peak_flops=peak * plan.parallel.ranks if peak is not None else None,
             total_steps=plan.length.total_steps,
-            ahead=remaining_evaluations(plan, data),
+            evaluate_every=loop.eval_every,
+            evaluates=bool(loop.eval_every or loop.eval_epochs),
         ),
     )
 
@@ -152,38 +152,4 @@ def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
         threshold=watch.early_stopping_threshold,
         patience=watch.early_stopping_patience,
         state=state.best,
-    )
-
-
-def remaining_evaluations(plan: RunPlan, data: RunData) -> RemainingEvaluations | None:
-    """The remaining evaluations of a run; None if its end is unknown."""
-    total = plan.length.total_steps
-    if total is None:
-        return None
-    loop = loop_plan(plan, data, TrainState())
-    evaluates = bool(loop.eval_every or loop.eval_epochs)
-
-    def positions(split: PreparedSplit) -> int:
-        """Positions the model processes for a split; padded rows are batched with rows of similar
-        length, so padding is negligible."""
-        index = split.index
-        return int(index.bin_lengths().sum()) if plan.is_padded else index.bins * index.length
-
-    of_step = float(plan.batch.sequences_per_update or 0) * plan.data.max_seq_length
-    if data.train is not None and data.order is not None:
-        of_step = positions(data.train) / max(1, data.order.steps_per_epoch)
-
-    def cost(split: PreparedSplit | None, most: int | None = None) -> float:
-        if split is None or not of_step:
-            return 0.0
-        share = len(evaluated_bins(plan, split.index, most)) / max(1, split.index.bins)
-        return share * positions(split) / of_step
-
-    return RemainingEvaluations(
-        total_steps=total,
-        every=loop.eval_every,
-        at_end=evaluates,
-        validation=EVALUATION_SHARE
-        * cost(data.validation if evaluates else None, plan.watch.eval_rows),
-        test=EVALUATION_SHARE * cost(data.test),
     )

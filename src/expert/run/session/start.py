@@ -30,10 +30,8 @@ def announce(session: Session) -> None:
     plan, device, emit = session.plan, session.device, session.emit
     if session.group.world.is_first:
         _write_run_files(session)
-    ahead = session.instruments.meter.ahead
-    cost = ahead.cost(session.state.done) if ahead is not None else None
     facts = started_facts(session.folder, plan, session.opened)
-    emit("started", step=session.state.done, **facts, evaluation_updates=cost)
+    emit("started", step=session.state.done, **facts)
     if device.type == "cpu":
         _settle_threads(session)
     session.tracker_warnings.begin(emit)
