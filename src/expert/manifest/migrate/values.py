@@ -69,11 +69,6 @@ _PATHS = re.compile(
     r"|base_models\[\d+\]\.name|soft_prompts\[\d+\]\.path"
 )
 _ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:")
-OTHER_TRACKERS = {
-    *("wandb", "mlflow", "comet", "comet_ml", "swanlab", "neptune", "clearml", "azure_ml"),
-    *("codecarbon", "dagshub", "dvclive", "flyte", "trackio", "all"),
-} - set(get_args(Tracker))
-"""Trackers of other trainers that are not supported."""
 
 
 def convert_values(work: Migration) -> None:
@@ -149,7 +144,7 @@ def _convert_trackers(work: Migration, config: Entries) -> None:
     if trackers.plain() == ["none"]:
         trackers.value = []
     listed = trackers.entries()
-    others = [str(each.value) for each in listed if str(each.value) in OTHER_TRACKERS]
+    others = [str(each.value) for each in listed if each.value not in get_args(Tracker)]
     if others and trackers.path.endswith("report_to"):
         work.unused(trackers, f"not supported: {', '.join(others)}")
         trackers.value = [each for each in listed if str(each.value) not in others]
