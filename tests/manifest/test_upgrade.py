@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
+from expert.jobs.manifest import PERFORMANCE_KEYS, upgrade
 from expert.manifest.reader import interpret_document
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.text.document import Format, parse_document, read_document
 from expert.manifest.text.yaml_text import parse_yaml, to_yaml
-from expert.manifest.upgrade import PERFORMANCE_KEYS, upgrade
 from tests.each import each
 from tests.manifest.reading import REAL_FILES, files_in
 from tests.manifest.strategies import TREES, any_manifest, any_spelling, document_of, manifest_of

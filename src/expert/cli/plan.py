@@ -27,8 +27,8 @@ from expert.core.text import counted, duration_range, epochs_in_words, gib, valu
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.manifest.notices import Notice
     from expert.manifest.reader import ReadManifest
+    from expert.manifest.text.item import Notice
     from expert.planning.decisions import Decision, Remark
     from expert.planning.run_plan import RunPlan
 

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from expert.core.errors import ExpertError
-from expert.manifest.check.spelling import closest
+from expert.manifest.check.problems import closest
 from expert.manifest.migrate import aliases
 from expert.manifest.migrate.aliases import CONFIG, DATASET, canonical_path
 from expert.manifest.peers.distributed import FSDP_DOES_IT

@@ -1,11 +1,11 @@
-"""One value of a manifest file with its path and line."""
+"""One value of a manifest file with its path and line, and notices about values."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from expert.core.errors import ManifestError, Problem
 
@@ -74,6 +74,26 @@ class Item:
             yield from item.by_path(join(path, key))
         for number, item in enumerate(self.entries()):
             yield from item.by_path(join(path, number))
+
+
+Kind = Literal["read as", "not used here", "note", "warning"]
+
+
+@dataclass(frozen=True)
+class Notice:
+    kind: Kind
+    path: str
+    text: str
+    """Of a key that is not used: the reason; it may be empty."""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        joint = " " if self.kind == "read as" else ": "
+        return f"{self.where}: {self.kind}{joint if self.text else ''}{self.text}"
+
+    @property
+    def where(self) -> str:
+        return f"line {self.line}: {self.path}" if self.line else self.path
 
 
 def refuse_size(source: str, line: int, *, depth: int, items: int) -> None:
