@@ -23,7 +23,7 @@ from expert.manifest.migrate.migration import (
     convert_values_to,
     with_value,
 )
-from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
+from expert.manifest.peers.distributed import DISTRIBUTED_KEYS, DISTRIBUTED_RULES
 from expert.manifest.schema.kinds import Tracker, is_jinja
 from expert.manifest.text.item import Item, shown
 
@@ -43,7 +43,7 @@ _FLOATS = {
 
 def convert_keys(work: Migration, zone: Entries) -> None:
     """Convert all CONVERTED keys of a section, with a notice or problem for each."""
-    for key in [key for key in dict.fromkeys([*DISTRIBUTED_KEYS, *zone]) if key in zone]:
+    for key in dict.fromkeys([*DISTRIBUTED_KEYS, *zone]):
         if key not in CONVERTED or key not in zone:
             continue
         if key in METADATA_WORDS and (zone is not work.root or work.is_expert_manifest):
@@ -312,7 +312,7 @@ CONVERTED: dict[str, Rule] = {
         ("run_name", "wandb_name", "wandb_run_name", "mlflow_run_name", "trackio_run_name"),
         _text("tracker_run_name"),
     ),
-    **DISTRIBUTED_KEYS,
+    **DISTRIBUTED_RULES,
 }
 METADATA_WORDS = frozenset(
     (
