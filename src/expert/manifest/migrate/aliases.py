@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import read_text
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec, Decoding, FieldMapping, RowChecks
 from expert.manifest.schema.manifest import BaseModelSpec, Manifest, Training
@@ -16,9 +17,7 @@ CORPORA = ("shakespeare", "python-stdlib")
 DATASET = "training.dataset"
 
 
-TABLES: Mapping[str, Any] = tomllib.loads(
-    Path(__file__).with_name("aliases.toml").read_text(encoding="utf-8")
-)
+TABLES: Mapping[str, Any] = tomllib.loads(read_text(Path(__file__).with_name("aliases.toml")))
 
 
 def _by_alias(section: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
+from expert.core.files import read_text
 from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
     AMP_NAMES,
@@ -279,7 +280,7 @@ SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
 def _by_values() -> Iterator[tuple[str, Rule]]:
     """The rules of values.toml."""
     words = {"true": True, "false": False, "dropped": None}
-    tables = tomllib.loads(Path(__file__).with_name("values.toml").read_text(encoding="utf-8"))
+    tables = tomllib.loads(read_text(Path(__file__).with_name("values.toml")))
     for names, table in tables.items():
         key, expected = table.pop("sets"), table.pop("expected", "")
         values = {word: words.get(ours, ours) for ours, theirs in table.items() for word in theirs}
