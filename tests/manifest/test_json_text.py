@@ -76,6 +76,8 @@ def test_a_value_knows_its_path_its_line_and_its_kind():
         ("a.b[1]", 5),
         ("a.b[1].c", 5),
     ]
+    odd = '{"a"\n\t:' + r'[" : y", "x", "\/\b\f\ud83d\ude00"],"b" :{}, "c:" : "\\ud83d"}'
+    assert parse_json(odd, "m.json")[0].plain() == json.loads(odd)
     item, _ = parse_json("[1, 1.0, 1e3, -0, 5e-5]", "m.json")
     assert list(map(repr, item.plain())) == ["1", "1.0", "1000.0", "0", "5e-05"]
     item, problems = parse_json('{"a": 1, "_a": 1,\n"a": 2, "_a": 2, "_a": 3}', "m.json")

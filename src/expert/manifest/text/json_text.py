@@ -12,6 +12,7 @@ from expert.core.errors import ManifestError, Problem
 from expert.manifest.text.item import Item
 from expert.manifest.text.yaml_text import parse_yaml
 
+_SPACE_AFTER_KEY = re.compile(r'("(?:[^"\\]|\\.)*")(?:\s+(?=:))?')
 _PAIR = re.compile(r"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w")
 # What the standard library says, what that means to a user, and what to do.
 _ADVICE = {
@@ -42,7 +43,8 @@ def parse_json(text: str, source: str) -> tuple[Item, list[Problem]]:
         raise ManifestError(source, [Problem("", "a string has half a surrogate pair")]) from None
     except RecursionError:
         raise ManifestError(source, [Problem("", "nested too deep", "is it a manifest?")]) from None
-    # YAML knows two characters only by one escape, no tabs between values, and fewer characters.
+    # YAML wants a colon right behind its key, one escape for a character of two, and no tabs.
+    text = _SPACE_AFTER_KEY.sub(r"\1", text)
     text = _PAIR.sub(lambda pair: str(json.loads(f'"{pair[0]}"')), text.replace("\t", " "))
     text = text.encode("ascii", "backslashreplace").decode().replace("\x7f", "\\x7f")
     return parse_yaml(text, source)
