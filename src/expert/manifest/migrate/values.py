@@ -79,6 +79,8 @@ def _convert_config(work: Migration, config: Entries) -> None:
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
         targets.value = [with_value(targets, name) for name in names]
     _convert_trackers(work, config)
+    if config.get("loss_type", Item(None)).value == "nll":  # TRL's name of what sft does
+        del config["loss_type"]
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
     steps, ratio = (config.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
     if isinstance(steps.value, float) and 0 < steps.value < 1 and ratio.value is None:
