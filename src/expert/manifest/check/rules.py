@@ -222,9 +222,12 @@ def _preferences(manifest: Manifest, found: Findings) -> None:
     """Keys of preference training, and what it cannot be combined with."""
     config, data = manifest.training.config, manifest.training.dataset
     path, method = "training.config", config.method
+    # A run writes all keys into its manifest, which is read again: defaults say nothing.
+    given = {name for name, key in type(config).model_fields.items()
+             if getattr(config, name) != key.default}  # fmt: skip
     if method not in PREFERENCES:
         for key in ("loss_type", "beta", "label_smoothing", "simpo_gamma", "sft_weight"):
-            if key in config.model_fields_set:
+            if key in given:
                 found.wrong(
                     f"{path}.{key}", "only for preferences", "set method: dpo, or remove it"
                 )
@@ -239,7 +242,7 @@ def _preferences(manifest: Manifest, found: Findings) -> None:
     if config.label_smoothing and loss not in ("sigmoid", "robust"):
         fix = "remove it, or loss_type: sigmoid"
         found.wrong(f"{path}.label_smoothing", f"has no meaning in the loss {loss}", fix)
-    if "simpo_gamma" in config.model_fields_set and loss != "simpo":
+    if "simpo_gamma" in given and loss != "simpo":
         found.wrong(f"{path}.simpo_gamma", "only for method simpo", "remove it")
     if data.preference_rows != "pairs":
         what, fix = f"{method} trains on both answers", "remove it, or method: sft"
