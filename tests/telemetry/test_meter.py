@@ -98,7 +98,7 @@ def test_after_a_fallback_the_next_steps_settle_again(meter, clock):
     assert meter.steady_since is None
     make(meter, clock, 9.0, 9.0, 9.0, 1.0, first=5)
     assert meter.steady_since == start + 60
-    assert meter.eta_seconds() == 91 * 1.0
+    assert meter.eta_seconds() == 91 * (1 + 5 / 56)  # 5 seconds of pause in 56 of training
 
 
 def test_losses_are_weighed_by_their_targets_and_not_diluted_by_those_that_come_late(meter, clock):
@@ -197,15 +197,13 @@ def test_losses_of_steps_that_were_undone_are_forgotten_and_their_time_is_not(me
     assert meter.run_line()["loss"] is None
 
 
-def test_the_time_left_has_the_evaluations_in_it_once_one_was_measured():
-    clock = HandClock()
-    meter = Meter(clock, total_steps=5, evaluate_every=2, evaluates=True, settling=0)
-    make(meter, clock, 1.0, first=0)
-    assert meter.eta_seconds() == 4
-    meter.evaluation_seconds = 20.0
-    assert meter.eta_seconds() == 4 + 3 * 20.0  # after steps 2 and 4, and at the end
-    make(meter, clock, 1.0, 1.0, 1.0, first=1)
-    assert meter.eta_seconds() == 1 + 20.0
+def test_the_time_left_has_as_many_pauses_in_it_as_the_time_before(clock):
+    meter = Meter(clock, total_steps=4, settling=0)
+    make(meter, clock, 1.0, 1.0, first=0)
+    assert meter.eta_seconds() == 2.0
+    with meter.paused():
+        clock.now += 1.0
+    assert meter.eta_seconds() == 3.0
 
 
 def test_the_loss_of_a_run_is_the_end_of_its_smoothed_curve_and_its_rate_a_median(clock):

@@ -105,15 +105,9 @@ class Meter:
         *,
         peak_flops: float | None = None,
         total_steps: int | None = None,
-        evaluate_every: int = 0,
-        evaluates: bool = False,
         settling: int = SETTLING_STEPS,
     ) -> None:
-        """`peak_flops`: peak FLOP/s of the GPU in this precision, if known. The validation rows are
-        evaluated every so many steps, and after the last one if the run `evaluates` at all."""
-        self._evaluate_every, self._evaluates = evaluate_every, evaluates
-        self.evaluation_seconds = 0.0
-        """Of the last evaluation of the validation rows; 0 before it is known."""
+        """`peak_flops`: peak FLOP/s of the GPU in this precision, if known."""
         self._clock = clock
         self._peak_flops = peak_flops
         self._total_steps = total_steps
@@ -129,6 +123,7 @@ class Meter:
         self._done = 0
         self._sums = {name: _Sums() for name in ("line", "epoch", "run")}
         self._pauses = 0
+        self._paused_seconds = 0.0
         self._marked = clock()
         self.steady_since: float | None = None
         """Since when steps run at their normal pace without a pause; None before they do."""
@@ -196,6 +191,7 @@ class Meter:
             self._pauses -= 1
             if self._pauses == 0:
                 self._marked += pause.seconds
+                self._paused_seconds += pause.seconds
                 if self.steady_since is not None:
                     self.steady_since = self._clock()
 
@@ -233,20 +229,17 @@ class Meter:
     # --- asking --------------------------------------------------------------------------------
 
     def eta_seconds(self) -> float | None:
-        """Seconds left at the pace of settled steps; None before there is one.
-
-        Includes evaluations still to come, but not saves.
-        """
+        """Seconds left at the pace of settled steps, None before there is one; with as many
+        evaluations and saves to a step as so far."""
         settled = self._settled
         if not settled or self._total_steps is None:
             return None
         walls = [timed.times.wall for timed in settled if timed.times is not None]
         step_seconds = sum(timed.seconds for timed in settled) / len(settled)
         step_seconds = max(step_seconds, sum(walls) / max(1, len(walls)))
-        left = max(0, self._total_steps - self._done)
-        every = self._evaluate_every or self._total_steps
-        evaluations = -(-self._total_steps // every) - self._done // every if left else 0
-        return left * step_seconds + self._evaluates * evaluations * self.evaluation_seconds
+        trained = self._sums["run"]["seconds"] - self.earlier_seconds
+        pauses = self._paused_seconds / trained if trained > 0 else 0.0
+        return max(0, self._total_steps - self._done) * step_seconds * (1 + pauses)
 
     def step_line(self, step: int | None = None) -> dict[str, Any]:
         """Fields of a "step" event: everything since the last line, up to this step. The loss is

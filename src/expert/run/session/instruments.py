@@ -50,16 +50,33 @@ class Instruments:
             flops_per_token=plan.length.flops_per_token,
             loss_scaling=plan.kernels.loss_scaling,
             compiles=plan.kernels.compile,
-            more=device_fields(self, workers=plan.loader.workers),
+            more=self._device_fields(workers=plan.loader.workers),
             recompiling=self.recompiling,
             skips=state.skips,
         )
 
+    def _device_fields(self, *, workers: int) -> MoreFields:
+        """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets.
+        Compiling steps are excluded, as they are from the rates: the card is idle then."""
+        gpu, meter, sampled_at = self.gpu, self.meter, time.monotonic()
+        sampler = cpu.CpuSampler()
 
-def instruments_for(
-    plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit
-) -> Instruments:
-    peak, loop = plan.length.peak_flops, loop_plan(plan, data, TrainState())
+        def fields(step: int) -> dict[str, Any]:
+            nonlocal sampled_at
+            # Workers are processes of their own, which would be mistaken for other programs.
+            facts = {} if workers else sampler.step_fields()
+            if gpu is None:
+                return {**facts, "cpu_peak_memory_bytes": cpu.peak_memory_bytes()}
+            since, sampled_at = sampled_at, time.monotonic()
+            steady = since if meter.steady_since is None else meter.steady_since
+            of_gpu = gpu.step_fields(max(since, steady), steady_since=steady)
+            return {**of_gpu, **allocator_stats(self.device), **facts}
+
+        return fields
+
+
+def instruments_for(plan: RunPlan, *, device: torch.device, emit: Emit) -> Instruments:
+    peak = plan.length.peak_flops
     return Instruments(
         device=device,
         emit=emit,
@@ -69,39 +86,8 @@ def instruments_for(
             # Of all ranks together, like the token counts.
             peak_flops=peak * plan.parallel.ranks if peak is not None else None,
             total_steps=plan.length.total_steps,
-            evaluate_every=loop.eval_every,
-            evaluates=bool(loop.eval_every or loop.eval_epochs),
         ),
     )
-
-
-def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
-    """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets.
-    Compiling steps are excluded, as they are from the rates: the card is idle then."""
-    gpu, meter, sampled_at = instruments.gpu, instruments.meter, time.monotonic()
-    # Workers are processes of their own, which would be mistaken for other programs.
-    sampler = None if workers else cpu.CpuSampler()
-
-    def cores() -> dict[str, Any]:
-        return sampler.step_fields() if sampler is not None else {}
-
-    if gpu is None:
-        return lambda step: {
-            **cores(),
-            "cpu_peak_memory_bytes": cpu.peak_memory_bytes(),
-        }
-
-    def fields(step: int) -> dict[str, Any]:
-        nonlocal sampled_at
-        since, sampled_at = sampled_at, time.monotonic()
-        steady = since if meter.steady_since is None else meter.steady_since
-        return {
-            **gpu.step_fields(max(since, steady), steady_since=steady),
-            **allocator_stats(instruments.device),
-            **cores(),
-        }
-
-    return fields
 
 
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
