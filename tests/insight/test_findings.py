@@ -37,7 +37,6 @@ def test_a_healthy_gpu_run_has_no_warnings():
 
 
 DRY = {"ran_dry": 1.0, "gpu_utilization": 85.0}
-SYNC = {"event": "syncs", "step": 4, "count": 1, "places": ["loop.py:9"]}
 SLOW_COPY = {"time_data_wait": 1.5, "time_copy": 1.6, "seconds": 3.0}
 PACED_BY_COPIES = {"time_copy": 3.0, "time_forward": 0.3, "seconds": 3.0}
 MICRO = {"batch__micro_batch": 1, "batch__accumulation": 16}
@@ -60,7 +59,6 @@ UNPACKED = {"data__packing": "none"}
 
 
 @each(("name", "says", "steps", "events", "requested", "plan"), [
-    ("host-sync", "loop.py:9", DRY, [SYNC], "", {}),
     ("launch-bound", "ran dry in 100 %", DRY, [], "", {}),
     ("other-process", "14.5 GiB by other", BUSY_CARD, [], "", {}),
     ("other-process", "by other", BUSY_CARD | NO_NAME, [], "", {}),
@@ -197,14 +195,14 @@ def test_every_rule_is_in_the_table_and_has_a_test():
     assert [name for name in RULES if f'"{name}"' not in texts] == []
 
 
-# --- a run on a CPU with neighbours --------------------------------------------------------------
+# --- a run on a crowded CPU ------------------------------------------------------------------
 
 
-def crowded_run(threads: int, others: float, *more: Any, cores: int = 2) -> RunRecord:
+def crowded_run(threads: int, others: float, cores: int = 2) -> RunRecord:
     told = {"event": "threads", "step": 0, "threads": threads, "cores": cores, "because": "x"}
     gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
     steps = step_events(cpu_others=others, mfu=None, **gone)
-    return record(finished_events(steps, told, *more), planned(**ON_CPU), gpus=())
+    return record(finished_events(steps, told), planned(**ON_CPU), gpus=())
 
 
 def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
@@ -217,17 +215,6 @@ def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good(
     verdict = judge(evidence(run))
     assert "good" not in verdict.sentence
     assert "while other processes used 1.6 of 2 cores" in verdict.sentence
-
-
-def test_neighbours_are_named_where_the_run_has_looked():
-    seen = [
-        {"name": "python3", "pid": 77, "cores": 1.12},
-        {"name": "rustc", "pid": 8, "cores": 0.4},
-    ]
-    run = crowded_run(2, 0.75, {"event": "neighbours", "step": 5, "processes": seen})
-    who = "most of all python3 (pid 77, 1.1 cores), rustc (pid 8, 0.4 cores)"
-    assert found_in(run)["busy-cores"].evidence.endswith(who)
-    assert who in judge(evidence(run)).sentence
 
 
 @each(("dry", "severity"), [(0.9, "warning"), (0.0, "note")])

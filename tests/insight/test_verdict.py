@@ -19,10 +19,8 @@ from tests.insight.records import (
     step_events,
 )
 
-HALF_DRY = {"ran_dry": 1.0, "gpu_utilization": 50.0}
 WAITS = {"time_data_wait": 1.5, "seconds": 3.0}
 RETRIES = [step | {"allocator_retries": 5 * n} for n, step in enumerate(step_events())]
-SYNCS = {"event": "syncs", "step": 4, "count": 3, "places": ["step.py:40", "step.py:41"]}
 RECOMPUTED = {"kernels__checkpointing": "full", "kernels__recomputed_blocks": 28}
 UNPINNED = planned(("loader.pin_memory",), loader__pin_memory=False)
 NO_PHASES = dict.fromkeys(
@@ -56,7 +54,6 @@ def judged(events: list[Any], plan: dict[str, Any] | None = None) -> Any:
         ),
         ({**WAITS, "ran_dry": 1.0}, [], None, "data-bound", "", 2.0),  # comes first
         ({**WAITS, "time_copy": 1.6}, [], UNPINNED, "copy-bound", "pin_memory: true", 2.0),
-        (HALF_DRY, [SYNCS], None, "sync-bound", "step.py:40, step.py:41", 2.0),
         ({"ran_dry": 0.9, "gpu_utilization": 60.0}, [], None, "launch-bound", "batch_size", 1.67),
         (RETRIES, [], None, "memory-bound", "", None),
         ({}, [], planned(**RECOMPUTED), "memory-bound", "int4", 1.35),  # the planner's choice

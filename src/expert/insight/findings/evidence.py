@@ -214,11 +214,6 @@ class Evidence:
         return int((planned if seen is None else seen) or 0)
 
     @property
-    def syncs(self) -> int:
-        """How often the host waited for the device in the one step that was watched."""
-        return int(number(self.newest("syncs"), "count") or 0)
-
-    @property
     def micro_batches(self) -> int:
         return max(1, int(self.amount("batch.accumulation") or 1))
 
@@ -254,16 +249,6 @@ class Evidence:
         if threads + others <= cores + CROWDED_CORES:
             return None
         return int(threads), int(cores), others
-
-    @property
-    def neighbours(self) -> str:
-        """The processes that used the cores, if the run recorded them: `, most of all …`."""
-        names = [
-            f"{one.get('name') or 'a process'} (pid {one.get('pid')}, {cores:.1f} cores)"
-            for one in map(mapping, listed(self.newest("neighbours").get("processes")))
-            if (cores := number(one, "cores")) is not None
-        ]
-        return f", most of all {', '.join(names)}" if names else ""
 
     @property
     def padding_share(self) -> float | None:

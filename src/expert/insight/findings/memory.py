@@ -11,7 +11,6 @@ from expert.insight.findings.verdict import (
     is_significant_wait,
     is_starved,
     launch_fix,
-    sync_places,
 )
 from expert.insight.record import listed, mapping
 from expert.insight.step.anatomy import number
@@ -30,22 +29,10 @@ POWER_SHARE = 0.9
 NEARLY_FULL = 0.97
 
 
-def host_sync(found: Evidence) -> Answer:
-    """Reads from the device inside a step."""
-    count, step = found.syncs, found.step
-    if not count or step is None:
-        return None
-    return Noted(
-        f"{count} times in one step of {found.micro_batches} micro-batches, at "
-        f"{sync_places(found)}; the device ran dry in {percent(step.ran_dry or 0.0)} of the steps",
-        severity="warning" if is_starved(step) else "note",
-    )
-
-
 def launch_bound(found: Evidence) -> Answer:
     """Too little work per launch, so that the host sets the pace."""
     step = found.step
-    if step is None or not found.on_gpu or found.syncs or not is_starved(step):
+    if step is None or not found.on_gpu or not is_starved(step):
         return None
     retries = found.retries_per_update >= RETRIES_PER_UPDATE
     if is_significant_wait(step.of("data_wait"), step) or retries:
@@ -123,7 +110,7 @@ def busy_cores(found: Evidence) -> Answer:
     waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
     return Noted(
         f"{counted(threads, 'thread')} on {cores} cores, of which other processes used "
-        f"{others:.1f} ({percent(others / cores)}){found.neighbours}",
+        f"{others:.1f} ({percent(others / cores)})",
         severity="warning" if waits else "note",
         consequence="threads wait for the one without a core; steps take several times as long"
         if not found.on_gpu

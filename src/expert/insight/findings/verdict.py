@@ -11,7 +11,6 @@ from typing import Literal
 
 from expert.core.text import gib, percent, span, times
 from expert.insight.findings.evidence import Evidence
-from expert.insight.record import listed
 from expert.insight.step.anatomy import StepAnatomy, number
 from expert.planning.choose.kernels import NO_CHECKPOINTING_SPEEDUP
 
@@ -42,7 +41,7 @@ PAUSE_BUDGET_SHARE = 0.05
 
 
 Kind = Literal[
-    "data-bound", "copy-bound", "launch-bound", "sync-bound", "memory-bound", "compute-bound",
+    "data-bound", "copy-bound", "launch-bound", "memory-bound", "compute-bound",
     "evaluation-bound", "saving-bound", "start-bound", "unknown",
 ]  # fmt: skip
 PIN_MEMORY_FIX = (
@@ -223,19 +222,11 @@ def is_starved(step: StepAnatomy) -> bool:
 
 
 def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
-    """The device waits for the host, which stops to read from it or launches too slowly."""
+    """The device waits for the host, which launches too slowly."""
     if not found.on_gpu or not is_starved(step):
         return None
     use, seen = step.gpu_utilization, f"in {percent(step.ran_dry or 0)} of the steps"
     gain = 1 / use if use else None
-    if found.syncs:
-        return Verdict(
-            kind="sync-bound",
-            sentence=f"sync-bound: the host stops {found.syncs} times a step to read from the "
-            f"device, which runs dry {seen}.",
-            fix=f"take the reads out of the step: {sync_places(found)}",
-            gain=gain,
-        )
     tokens = f" with {step.tokens:,.0f} tokens each" if step.tokens else ""
     fix, overrides = launch_fix(found)
     return Verdict(
@@ -246,11 +237,6 @@ def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
         overrides=overrides,
         gain=gain,
     )
-
-
-def sync_places(found: Evidence) -> str:
-    places = listed(found.newest("syncs").get("places"))
-    return ", ".join(map(str, places[:5])) or "places unknown"
 
 
 def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
@@ -305,7 +291,7 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     if crowded is not None:
         _, cores, others = crowded
         good, fix = "compute-bound, on crowded cores.", free_cores_fix(*crowded)
-        more = f", while other processes used {others:.1f} of {cores} cores{found.neighbours}"
+        more = f", while other processes used {others:.1f} of {cores} cores"
         more += f"; {padded}" if padded else ""
     elif padded:
         good, fix = f"compute-bound, but {padded}.", padding_fix(found)
