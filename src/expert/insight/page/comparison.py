@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from pathlib import PureWindowsPath
 from typing import Any
 
 from expert.core.text import count, duration, gib, loss
 from expert.insight.event_text import planned_value
-from expert.insight.ladder.comparison import not_comparable
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.figures import Figure, Point, make_figure
 from expert.insight.page.render import PageSection, make_section
 from expert.insight.page.validation import Validated
+from expert.insight.record import RunRecord, mapping
 from expert.insight.step.anatomy import finite
 
 COLOURS = 6
@@ -133,3 +134,43 @@ def flattened(plan: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]
         else:
             found.append((path, value))
     return found
+
+
+def not_comparable(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
+    """Why these runs should not be compared, in sentences; empty if they can be."""
+
+    def differ(values: Sequence[object]) -> bool:
+        return any(value != values[0] for value in values[1:])
+
+    specs = [mapping(run.planned("data.dataset")) for run in runs]
+    paths = [str(spec.get("path") or ", ".join(mapping(spec.get("tasks")))) for spec in specs]
+    files = [PureWindowsPath(path).name or "unknown data" for path in paths]
+    counts = [run.planned("length.rows") for run in runs]
+    hashes = [
+        sorted(
+            {str(e["rows"]) for e in run.of("data") if e.get("rows") and e.get("split") == "train"}
+        )
+        for run in runs
+    ]
+    held_out = [
+        str(spec.get("validation_path") or run.planned("data.validation") or "")
+        for spec, run in zip(specs, runs, strict=True)
+    ]
+    said = []
+    if differ(hashes) if all(hashes) else differ(list(zip(files, counts, strict=True))):
+        each = "; ".join(f"{name}: {file}" for name, file in zip(names, files, strict=True))
+        said.append(
+            f"These runs were trained on different data ({each}): their losses are those of "
+            "different rows, and do not show which run is better."
+        )
+    elif differ(held_out):
+        said.append(
+            "These runs were validated on different rows: their validation losses cannot be "
+            "compared."
+        )
+    if differ([str(run.planned("model.name") or "") for run in runs]):
+        said.append(
+            "These runs have different base models: their tokens may differ, "
+            "so losses per token and tokens a second cannot be compared."
+        )
+    return said

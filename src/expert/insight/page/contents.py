@@ -7,8 +7,16 @@ from dataclasses import replace
 
 from expert.core.text import times
 from expert.insight.advice import learning_advice
-from expert.insight.ladder.ladder import KEPT_STATUSES, MARKS, Ladder, SettingResult
-from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
+from expert.insight.ladder import (
+    COLUMNS,
+    KEPT_STATUSES,
+    MARKS,
+    Ladder,
+    SettingResult,
+    headline,
+    how_measured,
+    table_rows,
+)
 from expert.insight.page.comparison import comparison_section
 from expert.insight.page.curves import learning_sections, loss_section, speed_sections
 from expert.insight.page.environment import data_sections, environment_section
