@@ -13,7 +13,6 @@ from tests.insight.records import (
     CPU,
     evidence,
     finished_events,
-    found_in,
     planned,
     record,
     step_events,
@@ -138,9 +137,6 @@ def test_a_start_longer_than_the_training_is_told_when_the_run_has_ended():
     found = judged(events)
     assert (found.kind, "torch_compile: false" in found.fix) == ("start-bound", True)
     assert judged(events[:-1]).kind != "start-bound"
-    # Saving for longer than the log lines cover gives no gain either.
-    run = record(finished_events(step_events(3), COMPILED, *SAVES))
-    assert found_in(run)["saving-often"].gain is None
 
 
 def test_a_run_without_an_update_or_a_log_line_says_so():
@@ -148,6 +144,6 @@ def test_a_run_without_an_update_or_a_log_line_says_so():
     assert (found.kind, found.fix) == ("unknown", "the run ended with: OSError: no such file")
     found = judged([{"event": "started", "step": 0}, {"event": "saved", "step": 4}])
     assert found.sentence == (
-        "unknown: 4 steps finished, but no log line shows how long they took: logging_steps is 5."
+        "unknown: 4 steps finished, but no log line shows how long they took."
     )
     assert found.overrides == ("training.config.logging_steps=1",)

@@ -16,8 +16,6 @@ from expert.insight.step.anatomy import number
 
 OVERFITTED = 1.05
 """Last validation loss over the best; evaluations of a few hundred rows differ by 1 to 2 %."""
-FAR_OVERFITTED = 1.2
-"""From here on the last weights are worth a warning, unless the best ones were kept."""
 LINES_TO_JUDGE = 10
 """Fewer log lines do not show a trend."""
 HARDLY = 0.99

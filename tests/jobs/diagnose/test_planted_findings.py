@@ -108,7 +108,7 @@ CASES = [
         more={"rows": LONG},
         verdict="data-bound",
     ),
-    Case({"slow-disk": "kB/s were read"}, {"max_steps": 5}, slow_reads, verdict="data-bound"),
+    Case({"slow-disk": "MB/s were read"}, {"max_steps": 5}, slow_reads, verdict="data-bound"),
     Case({"batch-1": "you set batch_size: 1"}, {"batch_size": 1, "max_steps": 8}),
     Case(
         {

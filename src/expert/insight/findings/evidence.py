@@ -122,13 +122,6 @@ class Evidence:
         because = self.decision(path).get("because")
         return f"{key} {shown}" + (f" ({because})" if because else "")
 
-    def advice(self, path: str) -> str:
-        """The planner's advice before the run; empty if there was none."""
-        for one in map(mapping, listed(self.run.plan.get("remarks"))):
-            if (one.get("kind"), one.get("path")) == ("advice", path):
-                return str(one.get("text", ""))
-        return ""
-
     def part(self, name: str) -> float:
         """Bytes the plan estimated for one purpose."""
         return number(mapping(self.planned("memory.parts")), name) or 0.0

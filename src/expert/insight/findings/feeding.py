@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from expert.core.text import percent, span
-from expert.insight.findings.evidence import PADDING_SHARE, Evidence
+from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Answer, Noted
 from expert.insight.findings.verdict import (
     LINK_FIX,
@@ -17,13 +17,8 @@ from expert.insight.findings.verdict import (
 from expert.insight.step.anatomy import StepAnatomy
 from expert.planning.choose.length import CACHE_BYTES_PER_TOKEN
 
-SLOW_TOKENS_PER_SECOND = 5e6
-"""The feeder thread filled 22 to 50 million tokens a second from a warm cache on two cores
-(docs/benchmarks/data-loading.json); below a fifth of that, its reads are held up."""
 WORSE_THAN_UNPACKED = 0.6
 """Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
-SHORT_ROWS = 8
-"""Rows this many times shorter than a sequence leave most of a launch unused unless packed."""
 GROUPED_GAIN, MAX_GAIN = 1.2, 3.0
 """Gain of packing rows that are already grouped by length, and the most it gains otherwise."""
 
@@ -59,7 +54,6 @@ def too_few_workers(found: Evidence) -> Answer:
     more = f", or dataloader_num_workers: {min(cores, needed)}" if workers < cores else ""
     return Noted(
         f"{_waiting(step)}; {workers} workers on {cores} cores",
-        row="too-few-workers" if workers < cores else "slow-loader",
         fix=f"training.config.packing: true{more}",
         gain=_without_waiting(step),
     )
@@ -117,17 +111,11 @@ def slow_disk(found: Evidence) -> Answer:
     step = found.step
     if step is None or found.feed_kind != "packed" or not _waits(found) or _waits_for_copies(step):
         return None
-    rate, read = 0.0, "how fast they were read is unknown"
+    read = "how fast they were read is unknown"
     if step.feed and step.tokens:
-        rate = step.tokens / step.feed
-        size = rate * CACHE_BYTES_PER_TOKEN
-        words = f"{size / 1e6:,.1f} MB/s" if size >= 1e6 else f"{size / 1e3:,.0f} kB/s"
-        read = f"{words} were read ({rate:,.0f} tokens/s)"
-    return Noted(
-        f"{_waiting(step)}; {read}, 100 MB/s and more are usual",
-        row="slow-feed" if rate >= SLOW_TOKENS_PER_SECOND else "slow-disk",
-        gain=_without_waiting(step),
-    )
+        speed = step.tokens / step.feed * CACHE_BYTES_PER_TOKEN
+        read = f"{speed / 1e6:,.3g} MB/s were read, 100 and more are usual"
+    return Noted(f"{_waiting(step)}; {read}", gain=_without_waiting(step))
 
 
 def padding_waste(found: Evidence) -> Answer:
@@ -142,26 +130,6 @@ def padding_waste(found: Evidence) -> Answer:
         fix=padding_fix(found),
         keys=() if packed else ("packing=true",),
         gain=1 / (1 - padding) if padding < 1 else None,
-    )
-
-
-def packing_off(found: Evidence) -> Answer:
-    """Unpacked rows with little padding: short ones still leave most of a kernel launch unused."""
-    step = found.step
-    if step is None or not found.padded:
-        return None
-    if step.padding is not None and step.padding >= PADDING_SHARE:
-        return None  # reported as padding-waste
-    length, rows = found.amount("data.max_seq_length"), None
-    if step.tokens_per_second and step.samples_per_second:
-        rows = step.tokens_per_second / step.samples_per_second
-    setting = found.setting_words("data.packing")
-    if not rows or not length or rows * SHORT_ROWS > length:
-        return Noted(setting, severity="note")
-    return Noted(
-        f"{setting}; a row has {rows:,.0f} tokens on average, a sequence {length:,.0f}",
-        row="short-rows-alone",
-        severity="warning" if found.on_gpu else "note",
     )
 
 

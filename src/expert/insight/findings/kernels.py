@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pydantic import ValidationError
+import math
 
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
@@ -15,9 +13,6 @@ from expert.planning.choose.kernels import COMPILE_SPEEDUP
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.machine.cards import VOLTA, card_by_nvml_name
 from expert.planning.memory.fitting import MARGIN
-from expert.planning.memory.memory import activation_bytes
-from expert.planning.memory.workload import workload_of
-from expert.planning.run_plan import RunPlan
 
 RECOMPILES_PER_UPDATE = 0.1
 MIN_RECOMPILES = 3
@@ -25,8 +20,6 @@ MIN_RECOMPILES = 3
 MANY_WEIGHTS = 10_000_000
 """Below this, an adapter's optimizer takes under 1 % of a step, whichever it is."""
 OPTIMIZER_SHARE = 0.05
-LOSS_SHARE = 0.1
-"""Logits that take a tenth of the memory budget leave room for fewer rows per micro-batch."""
 FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN, DEQUANTISING_GAIN = 1.05, 1.5, 2.0, 10.0, 1.2
 """What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone; not measured."""
 COMPILE_PAYS_OFF_SECONDS = COLD_COMPILE / (1 - 1 / COMPILE_SPEEDUP)
@@ -47,29 +40,14 @@ def needless_recomputing(found: Evidence) -> Answer:
         return None
     if found.before is not None and not found.requested("kernels.checkpointing"):
         return None  # the planner weighed it against the micro-batch size
-    more = _bytes_saved_by_checkpointing(found)
-    if more is not None and peak + more <= MARGIN * budget:
-        why = f"without checkpointing it would hold {gib(peak + more)}"
-    elif advice := found.advice("kernels.checkpointing"):
-        why = f"the planner said: {advice}"
-    else:
-        return None
-    setting = found.setting_words("kernels.checkpointing")
-    text = f"{setting}; the run holds {gib(peak)} of {gib(budget)}; {why}"
-    return Noted(text, gain=gain_without_checkpointing(found))
-
-
-def _bytes_saved_by_checkpointing(found: Evidence) -> float | None:
-    """Bytes that keeping all activations would take; None if the plan does not show it."""
-    try:
-        work = workload_of(RunPlan.model_validate(found.run.plan))
-    except (ValidationError, KeyError, TypeError):
-        work = None
-    if work is not None:
-        return float(activation_bytes(replace(work, recomputed_blocks=0)) - activation_bytes(work))
-    # A model of unknown shape: a block's activations are at most everything that is kept now.
+    # A block's activations are at most everything that is kept now.
     blocks, now = found.amount("kernels.recomputed_blocks"), found.part("activations")
-    return blocks * now if blocks and now else None
+    whole = peak + blocks * now if blocks and now else math.inf
+    if whole > MARGIN * budget:
+        return None
+    text = f"{found.setting_words('kernels.checkpointing')}; the run holds {gib(peak)} of "
+    text += f"{gib(budget)}; without checkpointing it would hold at most {gib(whole)}"
+    return Noted(text, gain=gain_without_checkpointing(found))
 
 
 def needless_quantisation(found: Evidence) -> Answer:
@@ -116,20 +94,6 @@ def kernel_fell_back(found: Evidence) -> Answer:
     """A different kernel or precision replaced the planned one."""
     lost = found.fell_back("KernelUnavailable") or found.fell_back("PrecisionUnsupported")
     return str(lost.get("reason") or "the reason is unknown") if lost else None
-
-
-def too_short_to_compile(found: Evidence) -> Answer:
-    spent = found.anatomy.run
-    if not found.run.of("finished") or spent.training >= COMPILE_PAYS_OFF_SECONDS:
-        return None
-    if spent.compiling <= spent.training or spent.compiling < 1:
-        return None
-    return Noted(
-        f"{span(spent.compiling)} of compiling for {span(spent.training)} of training; "
-        f"{found.setting_words('kernels.compile')}",
-        severity="warning" if found.requested("kernels.compile") else "note",
-        gain=spent.total / max(1e-9, spent.total - spent.compiling),
-    )
 
 
 def compile_off(found: Evidence) -> Answer:
@@ -207,17 +171,6 @@ def plain_optimizer(found: Evidence) -> Answer:
     )
 
 
-def whole_logits(found: Evidence) -> Answer:
-    if found.planned("kernels.fused_loss") is not False:
-        return None
-    taken, budget = found.part("loss"), found.amount("memory.budget_bytes")
-    heavy = bool(budget and taken >= LOSS_SHARE * budget)
-    return Noted(
-        f"{found.setting_words('kernels.fused_loss')}; {gib(taken)} for them at the peak",
-        severity="warning" if heavy or found.before is not None else "note",
-    )
-
-
 def cpu_asked(found: Evidence) -> Answer:
     here = found.before.gpu_here if found.before is not None else ""
     if not here or found.on_gpu or found.written("config", "device") != "cpu":
@@ -229,7 +182,5 @@ def gpu_unused(found: Evidence) -> Answer:
     if found.on_gpu or not found.gpus or found.planned("kernels.device") != "cpu":
         return None
     text = f"{found.gpu_fact('name') or 'a GPU'} is there; {found.setting_words('kernels.device')}"
-    if found.run.environment.get("cuda"):
-        return text
-    text += "; torch is installed without CUDA"
-    return Noted(text, keys=(), fix="install torch with CUDA")
+    cuda = "" if found.run.environment.get("cuda") else "; torch is installed without CUDA"
+    return f"{text}{cuda}"

@@ -25,8 +25,7 @@ TWICE = 2
 OTHERS_BYTES = 1.5 * 2**30
 """Driver and display use up to about 1 GiB of an otherwise idle card."""
 HEAT_SHARE = 0.2
-POWER_SHARE = 0.9
-"""Reaching the power limit under load is normal and only worth a note; heat is not normal."""
+"""Reaching the power limit under load is normal; heat is not."""
 NEARLY_FULL = 0.97
 
 
@@ -133,15 +132,11 @@ def busy_cores(found: Evidence) -> Answer:
 
 
 def throttled(found: Evidence) -> Answer:
-    heat, power = found.median("throttled_heat"), found.median("throttled_power")
-    clock, watts = found.median("sm_clock_mhz"), found.median("power_watts")
-    at = f"; the clock is at {clock:.0f} MHz" if clock else ""
-    if heat is not None and heat >= HEAT_SHARE:
-        return f"throttled in {percent(heat)} of the samples{at}"
-    if power is None or power < POWER_SHARE:
+    heat, clock = found.median("throttled_heat"), found.median("sm_clock_mhz")
+    if heat is None or heat < HEAT_SHARE:
         return None
-    drawn = f" at {watts:.0f} W" if watts else ""
-    return Noted(f"in {percent(power)} of the samples{drawn}{at}", row="power-limit")
+    at = f"; the clock is at {clock:.0f} MHz" if clock else ""
+    return f"throttled in {percent(heat)} of the samples{at}"
 
 
 def memory_full(found: Evidence) -> Answer:

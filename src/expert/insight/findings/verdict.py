@@ -7,10 +7,10 @@ nothing about its kernels, so feeding is judged before computing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from expert.core.text import gib, percent, span, times
 from expert.insight.findings.evidence import Evidence
+from expert.insight.findings.finding import CONFIG
 from expert.insight.record import listed
 from expert.insight.step.anatomy import StepAnatomy, number
 from expert.planning.choose.kernels import NO_CHECKPOINTING_SPEEDUP
@@ -41,10 +41,6 @@ PAUSE_BUDGET_SHARE = 0.05
 """Allowed time of evaluating or saving relative to training; sets the advised interval."""
 
 
-Kind = Literal[
-    "data-bound", "copy-bound", "launch-bound", "sync-bound", "memory-bound", "compute-bound",
-    "evaluation-bound", "saving-bound", "start-bound", "unknown",
-]  # fmt: skip
 PIN_MEMORY_FIX = (
     "training.config.dataloader_pin_memory: true and packing: true (copies overlap with computing)"
 )
@@ -81,7 +77,9 @@ FEEDING: dict[str, tuple[str, str, str]] = {
 class Verdict:
     """What limits the run."""
 
-    kind: Kind
+    kind: str
+    """data-, copy-, launch-, sync-, memory-, compute-, evaluation-, saving- or start-bound, or
+    unknown."""
     sentence: str
     fix: str = ""
     overrides: tuple[str, ...] = ()
@@ -108,9 +106,7 @@ def _without_log_lines(found: Evidence) -> Verdict:
     """No log line: the run ended before the first, or logging_steps is too large."""
     done = max((number(event, "step") or 0 for event in found.run.events), default=0)
     if done:
-        every = found.amount("watch.logging_steps")
-        requested = "" if every is None else f": logging_steps is {every:.0f}"
-        why = f"{done:.0f} steps finished, but no log line shows how long they took{requested}."
+        why = f"{done:.0f} steps finished, but no log line shows how long they took."
         fix, overrides = "training.config.logging_steps: 1", ("training.config.logging_steps=1",)
         return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix, overrides=overrides)
     error = found.newest("failed").get("error") or found.newest("stopped").get("reason")
@@ -194,9 +190,7 @@ def _memory(found: Evidence) -> Verdict | None:
         what = f"the run ran out of memory and continued with less: {reason}"
     else:
         return None
-    budget = found.amount("memory.budget_bytes")
-    room = f" of {gib(budget)}" if budget else ""
-    peak = f"; it holds {gib(found.peak_bytes)}{room}" if found.peak_bytes else ""
+    peak = f"; it holds {gib(found.peak_bytes)}" if found.peak_bytes else ""
     return Verdict(
         kind="memory-bound",
         sentence=f"memory-bound: {what}{peak}.",
@@ -257,22 +251,18 @@ def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
     """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
     micro = found.amount("batch.micro_batch")
     sequences = found.amount("batch.sequences_per_update")
-    more = ""
+    graphs_off = found.planned("kernels.cuda_graphs") is False
     if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
-        key, value = "micro_batch_size", "auto"
+        setting = "micro_batch_size=auto"
     elif found.padded:
-        key, value = "packing", "true"
-    elif found.planned("kernels.cuda_graphs") is False and not found.requested(
-        "kernels.cuda_graphs"
-    ):
-        key, value = "use_cuda_graphs", "true"
+        setting = "packing=true"
+    elif graphs_off and not found.requested("kernels.cuda_graphs"):
+        setting = "use_cuda_graphs=true"
     else:
-        key = "batch_size"
-        value = str(max(16, int(2 * (found.amount("batch.examples_per_update") or 1))))
-        uncompiled = found.planned("kernels.compile") is False
-        more = "torch_compile: true" if uncompiled else "torch_compile_mode: reduce-overhead"
-        more = f", or {more}"
-    return f"training.config.{key}: {value}{more}", (f"training.config.{key}={value}",)
+        examples = found.amount("batch.examples_per_update") or 1
+        setting = f"batch_size={max(16, int(2 * examples))}"
+    setting = f"{CONFIG}.{setting}"
+    return setting.replace("=", ": "), (setting,)
 
 
 # --- computing -----------------------------------------------------------------------------------
@@ -341,39 +331,26 @@ def judge_run(found: Evidence) -> Verdict | None:
     seconds = parts.get(name, 0.0)
     if found.step is None or seconds < max(MIN_PAUSE_SECONDS, spent.training):
         return None
-    if name == "start":
-        fix, gain = "train longer, or several experts one after the other on the same machine", None
-        if spent.compiling > spent.loading:
-            fix = "training.config.torch_compile: false (a run this short does not earn the time "
-            fix += "back)"
-            gain = spent.total / max(1e-9, spent.total - spent.compiling)
-        return Verdict(
-            kind="start-bound",
-            sentence=f"start-bound: loading took {span(spent.loading)} and compiling "
-            f"{span(spent.compiling)} of {span(spent.total)}, training only "
-            f"{span(spent.training)}.",
-            fix=fix,
-            gain=gain,
-        )
-    kind: Kind = "evaluation-bound" if name == "evaluation" else "saving-bound"
-    word = "evaluating" if name == "evaluation" else "saving checkpoints"
-    key, interval = advised_interval(found, "eval" if name == "evaluation" else "saved", seconds)
-    kept = spent.total - seconds + PAUSE_BUDGET_SHARE * spent.training
+    words = {"evaluation": "evaluating", "saving": "saving checkpoints",
+             "start": "loading and compiling"}[name]  # fmt: skip
+    fix, overrides = "train longer, or training.config.torch_compile: false", ()
+    if name != "start":
+        setting = advised_interval(found, "eval" if name == "evaluation" else "saved", seconds)
+        fix, overrides = f"training.config.{setting.replace('=', ': ')}", (f"{CONFIG}.{setting}",)
     return Verdict(
-        kind=kind,
-        sentence=f"{kind}: {word} took {span(seconds)} of {span(spent.total)} "
+        kind=f"{name}-bound",
+        sentence=f"{name}-bound: {words} took {span(seconds)} of {span(spent.total)} "
         f"({percent(seconds / spent.total)}), training only {span(spent.training)}.",
-        fix=f"training.config.{key}: {interval}",
-        overrides=(f"training.config.{key}={interval}",),
-        gain=spent.total / max(1e-9, kept),
+        fix=fix,
+        overrides=overrides,
     )
 
 
-def advised_interval(found: Evidence, event: str, seconds: float) -> tuple[str, int]:
-    """The key and the interval in steps at which they take 5 % of the training time in total."""
+def advised_interval(found: Evidence, event: str, seconds: float) -> str:
+    """The setting at which evaluations or checkpoints take 5 % of the training time in total."""
     key = "eval_steps" if event == "eval" else "save_steps"
     updates = sum(line.updates for line in found.anatomy.lines)
     count = max(1, len(found.run.of(event)))
     training = found.anatomy.run.training
     allowed = max(1.0, PAUSE_BUDGET_SHARE * training / (seconds / count)) if seconds else 1.0
-    return key, max(1, round(updates / allowed))
+    return f"{key}={max(1, round(updates / allowed))}"

@@ -35,8 +35,6 @@ STATES = {
     "failed": "The run failed",
     "gone": "The run ended without a message",
 }
-ABOUT_LEARNING = ("overfits", "loss-stays", "always-clipped")
-"""Findings that are not about speed."""
 ENDED_EARLY = {"stopped": "stopped early", "failed": "failed", "gone": "killed"}
 
 
@@ -95,7 +93,7 @@ def _heads(run: RunFacts) -> list[tuple[str, str, str]]:
     speed = run.verdict.sentence.removeprefix(run.verdict.kind).lstrip(":, ")
     speed = speed[:1].upper() + speed[1:]
     bad = [one for one in run.findings
-           if one.name not in ABOUT_LEARNING and one.severity in ("error", "warning")]  # fmt: skip
+           if one.severity in ("error", "warning")]  # fmt: skip
     if bad and speed.startswith("Good. "):
         speed = f"{speed.removeprefix('Good. ')} To fix: {bad[0].title}."
     return [*heads, ("Speed", str(run.verdict.kind), speed)]
