@@ -32,9 +32,7 @@ FIGURES = {
     "gradient-norm",
     "throughput",
     "average-step",
-    "phases",
     "whole-run",
-    "story",
 }
 """The figures of every run with evaluations and timed steps."""
 HOSTILE = (

@@ -155,14 +155,12 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
     facts = {
         "accuracy": 0.5,
         "cases": cases,
-        "wins": ["0"],
         "gate": {"passed": False, "reasons": ["2 of 4 cases have no oracle"]},
         "baseline": {"accuracy": 0.25},
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert "Correct answers: 1" in text
+    assert "1 correct answers" in text
     assert "2 answers not judged" in text
-    assert "1 answers that the baseline got wrong" in text
     assert "The quality gate fails: 2 of 4 cases have no oracle." in text
     assert "25.0%" in text
 
@@ -177,14 +175,12 @@ def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path
     facts = {"rows_in": 5, "documents": 5, "tokens": 200, "trainable_tokens": 50, "longest": 99}
     text = json.dumps({**facts, "histogram": counts, "dropped": {"too long": 2}})
     (data / "statistics.json").write_text(text, encoding="utf-8")
-    (data / "rejects.jsonl").write_text('{"line": 7, "why": "<i>bad</i>"}\n', encoding="utf-8")
     run = write_run(tmp_path / "runs" / "run", [started(), data_event("tokens-1"), *usual()[1:]])
     page = page_of(run)
     shown = text_of(section_of(page, "data"))
     assert "Row lengths in tokens ≤32 3 ≤64 0 ≤128 2 " in shown
     assert cards_of(page)["Tokens trained on"][1] == "25.0% of all"
     assert cards_of(page)["Rows left out"][0] == "2"
-    assert "why: &lt;i&gt;bad&lt;/i&gt;" in page_html(page)
 
 
 def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
@@ -224,9 +220,8 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     two = write_run(tmp_path / "runs" / "two", slow, plan=changed)
     page = page_of(one, two, one)
     charts = charts_of(page)
-    for name in ("loss-by-step", "loss-by-tokens", "loss-by-time", "evals-by-step"):
+    for name in ("loss-by-step", "evals-by-step"):
         assert [line["name"] for line in charts[name]] == ["one", "two", "one (2)"]
-    assert [line["x"][-1] for line in charts["loss-by-time"]] == [15.0, 30.0, 15.0]
     rows = {row[0]: row[1:] for row in rows_of(section_of(page, "comparison"))}
     assert rows["tokens per second"] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
     assert rows["optim.learning_rate"] == ("0.0001", "5e-05", "0.0001")

@@ -107,7 +107,7 @@ def test_a_line_chart_has_its_points_for_the_script_and_its_values_for_a_reader(
 def test_bars_have_their_share_of_the_space():
     rows = [("low", 10.0, "10", "", 1), ("top", 30.0, "30", "", 1), ("bad", None, "failed", "", 7)]
     bars = make_section("ladder", "B", "", "", "Speed", rows, ("a", "b", "c"), [], [])
-    parts = make_section("time", "T", [("a", 1.0, "1 s", 1), ("b", 3.0, "3 s", 2)], "", [], [], "")
+    parts = make_section("time", "T", [("a", 1.0, "1 s", 1), ("b", 3.0, "3 s", 2)], "", [], "")
     for section, places in (
         (bars, ["width:33.33%", "width:100.00%", "width:0.00%"]),
         (parts, ["width:25.00%", "width:75.00%"]),

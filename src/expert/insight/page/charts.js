@@ -33,13 +33,6 @@ function worded(value, unit, short) {
   return text.replace("e-0", "e-") + sign;
 }
 
-// Each part on top of those before it, as shares of their sum.
-function stackedShares(tables) {
-  const sums = tables[0][0].map((_, place) => tables.reduce((sum, [, y]) => sum + y[place], 0) || 1);
-  const below = sums.map(() => 0);
-  return tables.map(([x, y]) => [x, y.map((value, place) => (below[place] += value / sums[place]))]);
-}
-
 // Without a pointer the legend shows the last value.
 function valueAt(values, at) {
   return at == null ? values.findLast((one) => one != null) : values[at];
@@ -48,28 +41,20 @@ function valueAt(values, at) {
 function draw(place) {
   const chart = JSON.parse(place.dataset.chart);
   const tables = chart.series.map(({ x, y }) => [x, y]);
-  const data = uPlot.join(chart.stacked ? stackedShares(tables) : tables);
-  const amounts = chart.stacked ? uPlot.join(tables) : data;
-  const unit = chart.stacked ? "percent" : chart.unit;
+  const data = uPlot.join(tables);
   const lines = chart.series.map((line, number) => ({
     label: line.name,
     stroke: colour(`c${line.colour}`),
     width: { line: 1.9, faint: 0.6, dots: 1.4 }[line.look],
-    fill: chart.stacked ? colour(`c${line.colour}`) : undefined,
     points: line.look === "dots" ? { show: true, size: 6, fill: colour(`c${line.colour}`) }
-      : line.x.length <= 30 ? { show: !chart.stacked, size: 5 } : {},
-    value: (u, value, series, at) => worded(valueAt(amounts[number + 1], at), chart.unit),
+      : line.x.length <= 30 ? { show: true, size: 5 } : {},
+    value: (u, value, series, at) => worded(valueAt(data[number + 1], at), chart.unit),
   }));
-  if (chart.stacked) { // the lowest part is drawn last, over the sums above it
-    lines.reverse();
-    data.push(...data.splice(1).reverse());
-  }
   const axis = { stroke: colour("soft"), font: "12px system-ui, sans-serif",
     grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
   const labels = (name) => (u, ticks) => ticks.map((tick) => worded(tick, name, true));
   const binary = Array.from({ length: 24 }, (_, power) => 2 ** (power + 20));
   const range = (u, low, high) => {
-    if (chart.stacked) return [0, 1];
     const [first, last] = uPlot.rangeNum(chart.from_zero ? Math.min(0, low) : low, high, 0.1, true);
     return [chart.from_zero && low >= 0 ? 0 : first, chart.unit === "percent" && high <= 1 ? Math.min(1, last) : last];
   };
@@ -80,7 +65,7 @@ function draw(place) {
     axes: [
       { ...axis, size: 32, values: labels(chart.x_unit), incrs: chart.x_unit === "count" ? [1, 2, 5, 10, 20, 50].concat(
         [2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power))) : undefined },
-      { ...axis, size: 62, values: labels(unit), ...(chart.unit === "bytes" ? { incrs: binary } : {}) },
+      { ...axis, size: 62, values: labels(chart.unit), ...(chart.unit === "bytes" ? { incrs: binary } : {}) },
     ],
     series: [{ label: chart.x_name, value: (u, value, series, at) => worded(valueAt(data[0], at), chart.x_unit) }, ...lines],
     cursor: { points: { size: 7 }, y: false },

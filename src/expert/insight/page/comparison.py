@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from pathlib import PureWindowsPath
 from typing import Any
 
@@ -73,24 +72,10 @@ def _figures(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Figure]:
         lines = zip(names, curves, colours, strict=True)
         return make_figure(name, title, *lines, **{"log": True, **how})
 
-    def over(key: str) -> list[list[Point]]:
-        """The losses over a running sum instead of over steps."""
-        result = []
-        for run in runs:
-            at = list(accumulate(run.amounts(key)))
-            known = bool(at) and at[-1] > 0
-            points = zip(at, run.smooth_loss, strict=True)
-            result.append([(x, y) for x, (_, y) in points] if known else [])
-        return result
-
     evals = [run.eval_points("loss") for run in runs]
     rates = [run.points("tokens_per_second") for run in runs]
-    by_tokens = {"x_name": "tokens", "x_unit": "si"}
-    by_time = {"x_name": "time", "x_unit": "seconds"}
     return [
         *drawn("loss-by-step", "Loss by step", [run.smooth_loss for run in runs]),
-        *drawn("loss-by-tokens", "Loss by tokens", over("tokens"), **by_tokens),
-        *drawn("loss-by-time", "Loss by time in steps", over("seconds"), **by_time),
         *drawn("evals-by-step", "Validation loss by step", evals, look="dots"),
         *drawn("speed-by-step", "Tokens per second by step", rates, unit="si", from_zero=True,
                log=False),

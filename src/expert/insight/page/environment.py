@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from expert.core.files import open_regular
 from expert.core.rundir import relocated_path
-from expert.core.stored_json import parse_json, read_object_or_empty
+from expert.core.stored_json import read_object_or_empty
 from expert.core.text import count, gib
 from expert.insight.event_text import planned_value
 from expert.insight.page.facts import RunFacts
@@ -20,7 +18,6 @@ from expert.insight.step.anatomy import finite
 Fact = tuple[str, str]
 FIRST_EDGE = 16
 """First bin of the histogram in statistics.json: at most 16 tokens; each next edge is doubled."""
-SHOWN_REJECTS = 5
 SHOWN_FILES = 100
 
 
@@ -64,7 +61,6 @@ def _prepared(record: RunRecord, folder: str) -> dict[str, Any]:
         "tiles": list(_data_tiles(facts)),
         "histogram": list(_histogram(facts)),
         "folder": folder,
-        "rejects": list(_rejects(there / "rejects.jsonl")),
     }
 
 
@@ -99,19 +95,6 @@ def _histogram(facts: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
         label = f"{edge // 1024}k" if edge >= 1024 else str(edge)
         sign = ">" if place == len(known) - 1 else "≤"
         yield f"{sign}{label}", known[place], f"{known[place]:,.0f}"
-
-
-def _rejects(path: Path) -> Iterator[Fact]:
-    """The first unusable rows with their reasons; the file may be long."""
-    try:
-        with io.TextIOWrapper(open_regular(path), "utf-8", "replace") as stream:
-            for _, line in zip(range(SHOWN_REJECTS), stream, strict=False):
-                facts = mapping(parse_json(line.encode()))
-                where = next((facts[key] for key in ("line", "row", "number") if key in facts), "–")
-                rest = (f"{key}: {value}" for key, value in facts.items() if value != where)
-                yield str(where), "; ".join(rest)
-    except (OSError, ValueError, RecursionError):
-        return
 
 
 # --- environment and hashes ----------------------------------------------------------------------

@@ -48,8 +48,6 @@ class Figure:
     unit: Unit = "number"
     from_zero: bool = False
     log: bool = False
-    stacked: bool = False
-    """Shares of the sum at every position, one on top of the other."""
     note: str = ""
     wide: bool = False
 

@@ -128,7 +128,7 @@ def _chart_data(figure: Figure) -> str:
             "x": [_short(x) for x, _ in points], "y": [_short(y) for _, y in points],
         })  # fmt: skip
     facts = {key: getattr(figure, key) for key in
-             ("x_name", "x_unit", "unit", "from_zero", "log", "stacked")}  # fmt: skip
+             ("x_name", "x_unit", "unit", "from_zero", "log")}  # fmt: skip
     return json.dumps({**facts, "series": series}, separators=(",", ":"))
 
 
