@@ -74,19 +74,14 @@ def read_run(folder: Path) -> RunRecord:
         )
     run.refuse_unsafe_files()
     stored = read_events(run.events)
-    events = tuple(stored)
-    return record_of(run, events, stored.damaged)
-
-
-def record_of(run: RunFolder, events: tuple[Event, ...], damaged_lines: int) -> RunRecord:
     validation = read_object_or_empty(run.validation) if run.validation.is_file() else None
     return RunRecord(
         folder=run.path,
         manifest=read_object_or_empty(run.manifest),
         plan=read_object_or_empty(run.plan),
         environment=read_object_or_empty(run.environment),
-        events=events,
-        damaged_lines=damaged_lines,
+        events=tuple(stored),
+        damaged_lines=stored.damaged,
         validation=validation,
         outdated=outdated(validation, run) if validation is not None else "",
     )
