@@ -155,14 +155,13 @@ def judged(case: Case, found: Diagnosis) -> dict[str, Any]:
     """What was found, held to what was planted."""
     names = {each.name: each for each in found.findings}
     alarms = sorted(name for name, each in names.items() if each.severity in ALARMS)
-    kinds = {found.verdict.kind, found.step_verdict.kind}
+    kinds = {found.verdict.kind}
     right = case.expects in names if case.expects else not alarms
     if case.verdicts:
         right = right and bool(kinds & set(case.verdicts))
     return {
         "ok": right,
         "verdict": found.verdict.kind,
-        "step_verdict": found.step_verdict.kind,
         "sentence": found.verdict.sentence,
         "found": {name: each.severity for name, each in names.items()},
         "unexpected": sorted(set(alarms) - {case.expects, *case.also}),

@@ -54,7 +54,7 @@ def test_a_slow_feed_is_reported_with_the_command_that_fixes_it(run, tmp_path):
     feed = {"event": "feed", "step": 0, "kind": "late", "workers": 0}
     ran = run("diagnose", str(written(tmp_path / "run", finished_events(steps, feed))))
     assert ran.code == 0
-    assert ran.out.startswith("data-bound: the device computes ")
+    assert ran.out.startswith("data-bound: rows are tokenised while training: ")
     assert "expected gain: up to 3.5x" in ran.out
     assert "! warning  tokenised-late" in ran.out
     assert ran.out.endswith(

@@ -16,7 +16,6 @@ from expert.data.named_sources import CHECKED
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
-from expert.jobs.diagnose.data import check_data
 from expert.run.open import open_run, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.each import each
@@ -178,8 +177,8 @@ def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
     made = prepare(file)
     assert "are the same when their text is tokenised again" in made.doubts[0].text
     assert "FROM city" in texts_of(made, "train")[0]
-    facts = check_data(open_run(file, data="counted"))
-    assert "token-folder" in {finding.name for finding in facts.findings}
+    remarks = open_run(file, data="counted").plan.remarks
+    assert "training.config.pretokenized_cache" in {remark.path for remark in remarks}
 
 
 @each(

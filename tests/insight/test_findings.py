@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.insight.findings import course, feeding, kernels, memory
-from expert.insight.findings.table import RULES, find
-from expert.insight.findings.verdict import judge
+from expert.insight.findings.table import RULES
 from expert.insight.record import RunRecord
 from tests.each import each
 from tests.insight.records import (
@@ -15,9 +14,9 @@ from tests.insight.records import (
     GIB,
     H200,
     PLAN,
-    evidence,
     finished_events,
     found_in,
+    judged,
     planned,
     record,
     step_events,
@@ -174,7 +173,7 @@ def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good(
     assert finding.evidence == "1 thread on 2 cores, of which other processes used 1.6 (80 %)"
     assert "OMP_NUM_THREADS" not in finding.fix
     assert finding.fix.startswith("stop the other processes")
-    verdict = judge(evidence(run))
+    verdict = judged(run)
     assert "good" not in verdict.sentence
     assert "while other processes used 1.6 of 2 cores" in verdict.sentence
 
@@ -187,7 +186,7 @@ def test_neighbours_are_named_where_the_run_has_looked():
     run = crowded_run(2, 0.75, {"event": "neighbours", "step": 5, "processes": seen})
     who = "most of all python3 (pid 77, 1.1 cores), rustc (pid 8, 0.4 cores)"
     assert found_in(run)["busy-cores"].evidence.endswith(who)
-    assert who in judge(evidence(run)).sentence
+    assert who in judged(run).sentence
 
 
 @each(("dry", "severity"), [(0.9, "warning"), (0.0, "note")])
@@ -220,8 +219,7 @@ def test_odd_values_in_the_plan_or_the_machine_of_a_foreign_run_do_no_harm():
             runs[f"gpu {name}"] = record(lines, planned(kernels__precision="fp32"), gpus=(gpu,))
         for name, run in runs.items():
             try:
-                find(evidence(run))
-                judge(evidence(run))
+                judged(run)
             except Exception as error:  # noqa: BLE001 - any error is a fault
                 wrong.append(f"{name}={odd!r}: {type(error).__name__}: {error}")
     assert "\n".join(wrong) == ""

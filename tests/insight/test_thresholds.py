@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from expert.insight.findings.verdict import judge
 from tests.each import each
 from tests.insight.records import (
     GIB,
-    evidence,
     finished_events,
     found_in,
+    judged,
     planned,
     record,
     step_events,
@@ -130,12 +129,12 @@ def test_short_pauses_are_not_reported():
     short, long = pauses("saved", 0.9, 0.9), pauses("saved", 1.1, 1.1)
     assert level("saving-often", steps, plan, *short) is None
     assert level("saving-often", steps, plan, *long) == "warning"
-    assert judge(evidence(record(finished_events(steps, *short)))).kind == "compute-bound"
-    assert judge(evidence(record(finished_events(steps, *long)))).kind == "saving-bound"
+    assert judged(record(finished_events(steps, *short), plan)).kind == "compute-bound"
+    assert judged(record(finished_events(steps, *long), plan)).kind == "saving-bound"
 
 
 @pytest.mark.parametrize(("seconds", "kind"), [(45.0, "compute-bound"), (55.0, "start-bound")])
 def test_a_start_of_a_minute(seconds, kind):
     """Nine seconds of loading are added."""
     compiled = {"event": "compiled", "time": 99.0, "step": 1, "seconds": seconds}
-    assert judge(evidence(record(finished_events(step_events(4), compiled)))).kind == kind
+    assert judged(record(finished_events(step_events(4), compiled))).kind == kind

@@ -136,8 +136,6 @@ def show_diagnosis(found: Diagnosis, console: Console) -> None:
         show(console, f"{learning.kind}: {learning.sentence}", style)
         if learning.fix:
             show(console, f"fix: {learning.fix}")
-    if found.step_verdict != verdict:
-        show(console, f"a single step: {found.step_verdict.sentence}")
     if found.anatomy.step is not None:
         _show_step(found.anatomy.step, console)
     _show_run(found.anatomy.run, console)

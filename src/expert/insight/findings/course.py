@@ -9,9 +9,12 @@ from expert.core.rundir import named_manifest
 from expert.core.text import percent, shell_quoted, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Answer, Noted
-from expert.insight.findings.verdict import MIN_PAUSE_SECONDS, PAUSE_BUDGET_SHARE, advised_interval
 from expert.insight.step.anatomy import number
 
+MIN_PAUSE_SECONDS = 2.0
+"""Less evaluating and saving in total is not worth a change, whatever its share."""
+PAUSE_BUDGET_SHARE = 0.05
+"""Allowed time of evaluating or saving relative to training; sets the advised interval."""
 PAUSING_SHARE = 0.25
 """Share of the time; evaluating or saving for longer is too often."""
 PAUSING_SECONDS = 30.0
@@ -87,6 +90,16 @@ def _pauses(found: Evidence, event: str, path: str, seconds: float, *, requested
         keys=(advised_interval(found, event, seconds),),
         gain=whole / kept if whole > seconds else None,
     )
+
+
+def advised_interval(found: Evidence, event: str, seconds: float) -> str:
+    """The setting at which evaluations or checkpoints take 5 % of the training time in total."""
+    key = "eval_steps" if event == "eval" else "save_steps"
+    updates = sum(line.updates for line in found.anatomy.lines)
+    count = max(1, len(found.run.of(event)))
+    training = found.anatomy.run.training
+    allowed = max(1.0, PAUSE_BUDGET_SHARE * training / (seconds / count)) if seconds else 1.0
+    return f"{key}={max(1, round(updates / allowed))}"
 
 
 def below_the_band(found: Evidence) -> Answer:

@@ -7,16 +7,24 @@ import math
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Answer, Noted
-from expert.insight.findings.verdict import (
-    LINK_FIX,
-    feeding_verdict,
-    is_copy_bound,
-    is_significant_wait,
-    padding_fix,
-)
 from expert.insight.step.anatomy import StepAnatomy
 from expert.planning.choose.length import CACHE_BYTES_PER_TOKEN
 
+WAITING_SHARE = 0.10
+"""Less than 10 % of waiting is not worth a change; healthy runs on an H200 waited below 1 %."""
+THREAD_SWITCH_SECONDS = 0.005
+"""Python's thread switch interval is 5 ms: shorter waits come from threading, not from the data."""
+COPY_SHARE_OF_WAIT = 0.5
+"""If copying takes half of the wait, the device waits for the copy rather than for the batch."""
+COPY_BOUND_SHARE = 0.9
+"""Back-to-back copies for nine tenths of a step set its pace. The phases need not show idle time:
+on an H200 a copy from pageable memory delayed reading the loss back, and the device was idle in
+none of its phases (copies of 1.01 s in steps of 1.00 s: docs/benchmarks/planted-faults-h200.json).
+"""
+LINK_FIX = (
+    "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
+    "else uses the card"
+)
 WORSE_THAN_UNPACKED = 0.6
 """Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
 GROUPED_GAIN, MAX_GAIN = 1.2, 3.0
@@ -47,6 +55,13 @@ def too_few_workers(found: Evidence) -> Answer:
     step = found.step
     if step is None or found.feed_kind not in ("padded", "stream") or not _waits(found):
         return None
+    if found.feed_kind == "stream":
+        return Noted(
+            f"a stream is read; {_waiting(step)}",
+            fix="training.dataset.streaming: false (the data is prepared once)",
+            keys=("training.dataset.streaming=false",),
+            gain=_without_waiting(step),
+        )
     cores, workers = found.cores or 1, found.workers
     needed = 2 * max(1, workers)
     if step.feed and step.compute:
@@ -109,7 +124,7 @@ def no_packing(found: Evidence) -> Answer:
 def slow_disk(found: Evidence) -> Answer:
     """Prepared tokens arrive late: the disk or its cache is too slow, or the host too busy."""
     step = found.step
-    if step is None or found.feed_kind != "packed" or not _waits(found) or _waits_for_copies(step):
+    if step is None or found.feed_kind != "packed" or not _waits(found):
         return None
     read = "how fast they were read is unknown"
     if step.feed and step.tokens:
@@ -151,6 +166,23 @@ def slow_copies(found: Evidence) -> Answer:
     )
 
 
+def is_significant_wait(waited: float, step: StepAnatomy) -> bool:
+    """Whether a wait is at least a tenth of the step, and longer than a thread switch."""
+    return waited >= max(WAITING_SHARE * step.wall, THREAD_SWITCH_SECONDS)
+
+
+def is_copy_bound(step: StepAnatomy) -> bool:
+    """Whether overlapped copies fill the whole step while the device does not."""
+    fill = step.copies_beside and step.of("copy") >= COPY_BOUND_SHARE * step.wall
+    return fill and is_significant_wait(step.wall - step.compute, step)
+
+
+def padding_fix(found: Evidence) -> str:
+    if found.planned("data.packing") == "none":
+        return "training.config.packing: true"
+    return "training.config.max_seq_length: smaller, or more rows per step (batch_size)"
+
+
 def _makes_batches(found: Evidence) -> bool:
     """Whether making a batch is real work: rows are tokenised or padded while training."""
     streaming = bool(found.written("dataset", "streaming"))
@@ -158,13 +190,18 @@ def _makes_batches(found: Evidence) -> bool:
 
 
 def _waits_for_copies(step: StepAnatomy) -> bool:
-    verdict = feeding_verdict(step)
-    return verdict is not None and verdict.kind == "copy-bound"
+    if is_copy_bound(step):
+        return True
+    waited = step.of("data_wait")
+    return is_significant_wait(waited, step) and step.of("copy") >= COPY_SHARE_OF_WAIT * waited
 
 
 def _waits(found: Evidence) -> bool:
+    """Whether the device waits for batches, and not only for their copies."""
     step = found.step
-    return step is not None and is_significant_wait(step.of("data_wait"), step)
+    if step is None or _waits_for_copies(step):
+        return False
+    return is_significant_wait(step.of("data_wait"), step)
 
 
 def _waiting(step: StepAnatomy) -> str:

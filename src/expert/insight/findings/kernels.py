@@ -7,9 +7,8 @@ import math
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Answer, Noted
-from expert.insight.findings.verdict import gain_without_checkpointing
 from expert.insight.record import listed
-from expert.planning.choose.kernels import COMPILE_SPEEDUP
+from expert.planning.choose.kernels import COMPILE_SPEEDUP, NO_CHECKPOINTING_SPEEDUP
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.machine.cards import VOLTA, card_by_nvml_name
 from expert.planning.memory.fitting import MARGIN
@@ -48,6 +47,13 @@ def needless_recomputing(found: Evidence) -> Answer:
     text = f"{found.setting_words('kernels.checkpointing')}; the run holds {gib(peak)} of "
     text += f"{gib(budget)}; without checkpointing it would hold at most {gib(whole)}"
     return Noted(text, gain=gain_without_checkpointing(found))
+
+
+def gain_without_checkpointing(found: Evidence) -> float:
+    """The speedup from keeping all activations; half as much if some blocks keep theirs."""
+    if found.planned("kernels.checkpointing") == "full":
+        return NO_CHECKPOINTING_SPEEDUP
+    return 1 + (NO_CHECKPOINTING_SPEEDUP - 1) / 2
 
 
 def needless_quantisation(found: Evidence) -> Answer:

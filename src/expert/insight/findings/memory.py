@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from expert.core.text import counted, gib, percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Answer, Noted
-from expert.insight.findings.verdict import (
-    RETRIES_PER_UPDATE,
-    free_cores_fix,
-    is_significant_wait,
-    is_starved,
-    launch_fix,
-    sync_places,
-)
+from expert.insight.findings.feeding import is_significant_wait
+from expert.insight.findings.finding import CONFIG, Answer, Noted
 from expert.insight.record import listed, mapping
-from expert.insight.step.anatomy import number
+from expert.insight.step.anatomy import StepAnatomy, number
 from expert.planning.memory.fitting import MARGIN
 from expert.planning.memory.memory import CONTEXT_BYTES
 
+DRY_SHARE = 0.5
+"""Half of the steps were launched too late: the host sets the pace."""
+FULL_UTILIZATION = 0.97
+"""A device this busy loses nothing even if its queue runs dry once in each step: on an H200 an 8B
+model on NF4 weights did so in every step, at 100 % (training-speed-h200.json)."""
+RETRIES_PER_UPDATE = 0.1
+"""Emptying the allocator's cache waits for the device; once in ten steps is more than warm-up."""
 TOKENS_FILL_A_CARD = 8192
 """From here on 0.6B and 8B models fully used an H200 (training-speed-h200.json)."""
 TWICE = 2
@@ -38,6 +38,7 @@ def host_sync(found: Evidence) -> Answer:
         f"{count} times in one step of {found.micro_batches} micro-batches, at "
         f"{sync_places(found)}; the device ran dry in {percent(step.ran_dry or 0.0)} of the steps",
         severity="warning" if is_starved(step) else "note",
+        gain=1 / step.gpu_utilization if is_starved(step) and step.gpu_utilization else None,
     )
 
 
@@ -169,3 +170,40 @@ def memory_words(found: Evidence) -> str:
 def out_of_memory(found: Evidence) -> Answer:
     fallen = found.fell_back("OutOfMemory")
     return str(fallen.get("reason") or "the reason is unknown") if fallen else None
+
+
+def is_starved(step: StepAnatomy) -> bool:
+    """Whether the device repeatedly waits for the host."""
+    dry, use = step.ran_dry or 0.0, step.gpu_utilization
+    return dry >= DRY_SHARE and (use is None or use < FULL_UTILIZATION)
+
+
+def sync_places(found: Evidence) -> str:
+    places = listed(found.newest("syncs").get("places"))
+    return ", ".join(map(str, places[:5])) or "places unknown"
+
+
+def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
+    """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
+    micro = found.amount("batch.micro_batch")
+    sequences = found.amount("batch.sequences_per_update")
+    graphs_off = found.planned("kernels.cuda_graphs") is False
+    if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
+        setting = "micro_batch_size=auto"
+    elif found.padded:
+        setting = "packing=true"
+    elif graphs_off and not found.requested("kernels.cuda_graphs"):
+        setting = "use_cuda_graphs=true"
+    else:
+        examples = found.amount("batch.examples_per_update") or 1
+        setting = f"batch_size={max(16, int(2 * examples))}"
+    setting = f"{CONFIG}.{setting}"
+    return setting.replace("=", ": "), (setting,)
+
+
+def free_cores_fix(threads: int, cores: int, others: float) -> str:
+    """Fewer threads, or fewer other processes."""
+    if threads < 2:
+        return "stop the other processes, or train on a machine with free cores"
+    fewer = max(1, min(threads - 1, int(cores - others + 0.5)))
+    return f"OMP_NUM_THREADS={fewer} expert train …, or stop the other processes"

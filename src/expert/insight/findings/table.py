@@ -33,6 +33,8 @@ class FindingRow:
     fix: str = ""
     """The fix in words; the keys by default."""
     severity: Severity = "warning"
+    bound: str = ""
+    """The verdict on the run's speed if this is the first of its findings that names one."""
     repeats: tuple[str, ...] = ()
     """Plan warnings, by the start of their path, that this finding repeats with more evidence."""
 

@@ -10,7 +10,7 @@ from expert.core.rundir import RunFolder
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import find, finding_from
-from expert.insight.findings.verdict import Verdict, judge, judge_step
+from expert.insight.findings.verdict import judge
 from expert.insight.outcome import judge_learning
 from expert.insight.page.facts import RunFacts
 from expert.insight.record import RunRecord, read_run
@@ -27,8 +27,6 @@ class Diagnosis(RunFacts):
     expert: str | None
     step_number: int | None
     """The last known step."""
-    step_verdict: Verdict
-    """The verdict on a step alone; the same, unless most of the time was not training."""
     resume_command: str
     """The command that resumes it as it was started, if it ended early."""
 
@@ -43,7 +41,6 @@ class Diagnosis(RunFacts):
             "expert": self.expert,
             "step": self.step_number,
             "verdict": asdict(self.verdict),
-            "step_verdict": asdict(self.step_verdict),
             "learning": asdict(self.learning),
             "seconds": {**asdict(spent), "rest": spent.rest},
             "update": update,
@@ -78,8 +75,7 @@ def diagnose_record(run: RunRecord) -> Diagnosis:
         because=status.because,
         expert=status.expert,
         step_number=status.step,
-        verdict=judge(found),
-        step_verdict=judge_step(found),
+        verdict=judge(found, findings),
         learning=judge_learning(found),
         anatomy=found.anatomy,
         findings=tuple(findings),
