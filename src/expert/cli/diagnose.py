@@ -16,9 +16,9 @@ from expert.core.text import counted, percent, shell_quoted, span, times
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from expert.insight.page.facts import RunFacts
     from expert.insight.step.anatomy import RunTimes, StepAnatomy
     from expert.jobs.diagnose.check import Check
-    from expert.jobs.diagnose.diagnose import Diagnosis
     from expert.jobs.diagnose.short_runs import Profile
     from expert.manifest.reader import ReadManifest
 
@@ -122,7 +122,7 @@ def _progress(text: str) -> None:
 # --- a run ---------------------------------------------------------------------------------------
 
 
-def show_diagnosis(found: Diagnosis, console: Console) -> None:
+def show_diagnosis(found: RunFacts, console: Console) -> None:
     """The verdict, then its evidence, then what to do."""
     verdict, learning = found.verdict, found.learning
     good = verdict.kind == "compute-bound" and not verdict.fix
@@ -193,7 +193,7 @@ def _show_run(spent: RunTimes, console: Console) -> None:
     show_bars(bars, spent.total, console)
 
 
-def _next_command(found: Diagnosis) -> str:
+def _next_command(found: RunFacts) -> str:
     from expert.core.rundir import named_manifest
 
     keys = found.verdict.overrides or next(

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from expert.core.errors import ExpertError
-from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
+from expert.insight.page.facts import RunFacts
+from expert.jobs.diagnose.diagnose import diagnose_run
 from tests.jobs.runs import (
     base_model,
     events_of,
@@ -137,7 +138,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
+def diagnosed(folder: Path, elsewhere: Path) -> RunFacts:
     """The diagnosis of a copy, without access to the other files of the run."""
     place = elsewhere / "moved" / folder.name
     shutil.copytree(folder, place)

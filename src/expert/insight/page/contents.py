@@ -172,15 +172,12 @@ def _bar(setting: SettingResult, *, by_gain: bool) -> tuple[str, float | None, s
     """Name, length, words, note and colour, grey if left out. The length is the speed relative to
     the baseline: rates were measured at different times, and a busy host makes a better setting
     look slower."""
-    colour = 1 if setting.status in KEPT_STATUSES else 7
-    if setting.measured is None:
+    is_kept, seen = setting.status in KEPT_STATUSES, setting.measured
+    if seen is None:
         word = MARKS[setting.status][1]
-        return setting.name, None, word, setting.because or word, colour
-    rate, gain = setting.measured.tokens_per_second, setting.gain
-    worth = f"{gain:.2f}×" if gain is not None else ""
-    if setting.status == "no difference":
-        worth = "no measurable difference"
-    parts = [worth, f"{rate:,.0f} tokens/s" if by_gain else ""]
-    note = setting.because if colour == 7 else " · ".join(part for part in parts if part)
+        return setting.name, None, word, setting.because or word, 7
+    rate = seen.tokens_per_second
     amount = setting.cumulative if by_gain else rate
-    return setting.name, amount, f"{amount:.2f}×" if by_gain else f"{rate:,.0f}", note, colour
+    note = f"{rate:,.0f} tokens/s" if by_gain else ""
+    words = f"{amount:.2f}×" if by_gain else f"{rate:,.0f}"
+    return setting.name, amount, words, note if is_kept else setting.because, 1 if is_kept else 7

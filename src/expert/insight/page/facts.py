@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 from expert.core.events import Event
 from expert.insight.findings.finding import Finding
@@ -31,6 +32,25 @@ class RunFacts:
     """Whether it learned, as far as its losses show."""
     findings: tuple[Finding, ...]
     """Worst first."""
+    resume_command: str = ""
+    """The command that resumes it as it was started, if it ended early."""
+
+    def as_dict(self) -> dict[str, Any]:
+        step, spent = self.anatomy.step, self.anatomy.run
+        update = None
+        if step is not None:
+            update = {**asdict(step), "wall": step.wall, "idle_share": step.idle_share}
+        return {
+            "run": str(self.record.folder),
+            "state": self.state,
+            "expert": self.started.get("expert"),
+            "step": None if self.updates is None else int(self.updates),
+            "verdict": asdict(self.verdict),
+            "learning": asdict(self.learning),
+            "seconds": {**asdict(spent), "rest": spent.rest},
+            "update": update,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
 
     @cached_property
     def name(self) -> str:

@@ -38,6 +38,7 @@ from expert.jobs.board.manifest_form import (
 )
 from expert.jobs.board.render import page
 from expert.jobs.board.views import ChatView, JobView, ListView, RunView
+from expert.jobs.diagnose.diagnose import diagnose_run
 from expert.jobs.serve.body import RequestError, read_body
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ async def _compare(request: Request) -> Response:
     views = [await _searched_run(request, name) for name in names]
 
     def compared() -> str:
-        section = comparison_section([view.diagnosis() for view in views])
+        section = comparison_section([diagnose_run(view.found.path) for view in views])
         runs, read_only = [view.found for view in views], _board(request).read_only
         title = f"{len(views)} runs compared"
         return page("compare", title, section=section, read_only=read_only, runs=runs)

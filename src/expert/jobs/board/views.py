@@ -11,14 +11,13 @@ from expert.core.errors import EXIT_MEANINGS, ExpertError
 from expert.core.rundir import RunFolder, holder_of
 from expert.core.text import visible
 from expert.insight.page.contents import STATES, make_page
-from expert.insight.record import read_run
 from expert.jobs.board.actions import StartedCommand, launcher_of
 from expert.jobs.board.chat import Chat
 from expert.jobs.board.folders import MAX_FOLDERS, BoardFolders, BoardItem, read_notes
 from expert.jobs.board.live import Throttle, View
 from expert.jobs.board.render import part
 from expert.jobs.board.summaries import Summaries, changed, newest_first
-from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_record
+from expert.jobs.diagnose.diagnose import diagnose_run
 
 LIST_SHARE, STATUS_SHARE, REPORT_SHARE = 1 / 300, 0.0015, 0.005
 """Shares of a core for the list of runs, for the numbers on top of a run, and for its report."""
@@ -94,11 +93,8 @@ class RunView(View):
             return {"problem": problem, "order": "problem", "status": part("unreadable")}
         return parts
 
-    def diagnosis(self) -> Diagnosis:
-        return diagnose_record(read_run(self.found.path))
-
     def _report(self) -> dict[str, str]:
-        made = make_page(self.diagnosis())
+        made = make_page(diagnose_run(self.found.path))
         live = made.reasons.replace(STATES["running"], "").strip()  # "as of when it was made"
         made = replace(made, reasons=live)
         parts = {"verdict": part("verdict", made)}
