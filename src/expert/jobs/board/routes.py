@@ -4,8 +4,7 @@ a problem to show."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,6 @@ from expert.jobs.serve.body import RequestError, read_body
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import Receive, Scope, Send
 
 MAX_COMPARED = 6
 SHOWN_JOBS = 20
@@ -116,26 +114,9 @@ async def _view(request: Request, kind: str, name: str = "") -> View:
 
 
 async def _live(request: Request) -> Response:
-    """Stream a view as server-sent events."""
-    hub = _board(request).hub
+    """The elements of a view that changed since a tab asked last."""
     view = await _view(request, request.path_params.get("kind", "runs"))
-    if request.method == "HEAD":  # asks whether the board is up; a stream would not end
-        return Response(media_type="text/event-stream")
-    events = hub.stream(view, request.query_params.get("seen", ""))
-    return LiveResponse(events, counted=hub.place_for(view))
-
-
-class LiveResponse(StreamingResponse):
-    """Server-sent events that hold a place from before their first byte to the end of the
-    connection, however it ends."""
-
-    def __init__(self, events: AsyncIterator[bytes], *, counted: AbstractContextManager[None]):
-        super().__init__(events, media_type="text/event-stream")
-        self._counted = counted
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._counted:
-            await super().__call__(scope, receive, send)
+    return JSONResponse(view.changes_since(request.query_params.get("seen", "")))
 
 
 async def _searched_run(request: Request, name: str) -> RunView:
