@@ -7,21 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from expert.cli.benchmark import show_ladder
 from expert.jobs.benchmark import benchmark as job
 from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
-from tests.cli.screens import recorded
-from tests.insight.ladders import ladder, setting
 from tests.jobs.benchmark.fake_processes import Played
 from tests.jobs.runs import base_model, write_expert
 from tests.planning.test_measurements import rate as a_rate
-
-CLIMBED = ladder(
-    setting("baseline", 100.0, cumulative=1.0),
-    setting("packing", 250.0, gain=2.5, cumulative=2.5, loss_difference=0.001, tolerance=0.05),
-    setting("compile", None, "not here"),
-)
 
 
 @pytest.fixture
@@ -46,17 +37,6 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(
     ran = run("benchmark", *(argument.format(**places) for argument in arguments))
     assert ran.code == 2
     assert words in " ".join(ran.err.split())
-
-
-def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
-    for terminal in (False, True):
-        shown, file = recorded(terminal=terminal, width=160)
-        show_ladder(CLIMBED, shown)
-        text = file.getvalue()
-        assert "demo on Test CPU: 250 tokens/s, 2.5 times the baseline" in text
-        assert "expert benchmark --quick" in text
-        assert "GPU" not in text  # no setting has it: no column
-        assert ("█" in text) == terminal
 
 
 def test_settings_are_shown_as_they_are_measured(run: Runner, manifest, tmp_path, monkeypatch):

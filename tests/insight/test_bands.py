@@ -17,11 +17,7 @@ KNOWN = {"card": "h200", "parameters": 8 * 10**9, "flops_per_token": 1e9, "peak_
         ({"parameters": 10**10}, 0.532, True),  # within a quarter of a measured size
         ({"parameters": 10**12}, 0.532, False),
         ({"card": "rtx-4090"}, 0.532, False),
-        (
-            {"parameters": 3 * 10**9},
-            0.4889,
-            False,
-        ),  # interpolated between 1.24B and 8B, logarithmically
+        ({"parameters": 3 * 10**9}, 0.4889, False),  # between 1.24B and 8B, logarithmically
         ({"parameters": 10**7, "characters": True}, 0.285, True),
         # Without these numbers there is no band.
         ({"parameters": None}, None, None),

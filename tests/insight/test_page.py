@@ -129,13 +129,16 @@ def test_a_repeated_step_is_drawn_once_and_a_pause_takes_no_time(tmp_path: Path)
     assert told[3] == "rolled back from step 10 to 4"
     day = 86_400.0
     events = [
-        started(),
+        started(total_steps=33),
         {"event": "stopped", "time": START + 10, "step": 5, "reason": "signal"},
         {"event": "resumed", "time": START + day, "step": 5, "path": "x"},
-        started(time=START + day),
-        finished(9, time=START + day + 20),
+        started(time=START + day, total_steps=66),
+        step_event(60, time=START + day + 10, epoch=2),
+        finished(66, time=START + day + 20, tokens=140),
     ]
-    assert cards_of(page_with(tmp_path, events))["Duration"][0] == "30 s"
+    cards = cards_of(page_with(tmp_path, events))
+    assert cards["Duration"][0] == "30 s"
+    assert cards["Steps"] == ("66", "of 66, 2 epochs, 140 tokens")
 
 
 def test_fallbacks_and_warnings_are_reported_with_their_reasons(tmp_path: Path):
@@ -226,23 +229,6 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     assert rows["tokens per second"] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
     assert rows["optim.learning_rate"] == ("0.0001", "5e-05", "0.0001")
     check_harmless(page_html(page))
-
-
-def test_compared_runs_have_the_steps_and_the_time_of_all_their_sessions(tmp_path: Path):
-    first = [started(total_steps=33), step_event(30), finished(33, tokens=70)]
-    longer = [
-        *first,
-        {"event": "resumed", "time": START + 86_400, "step": 33, "path": "x"},
-        started(time=START + 86_400, total_steps=66),
-        step_event(60, time=START + 86_410, epoch=2),
-        finished(66, time=START + 86_420, tokens=140),
-    ]
-    one, two = write_run(tmp_path / "one", first), write_run(tmp_path / "two", longer)
-    rows = {row[0]: row[1:3] for row in rows_of(section_of(page_of(one, two), "comparison"))}
-    assert rows["steps"] == ("33", "66")
-    assert rows["tokens"] == ("70", "140")
-    assert rows["duration, without pauses"] == ("33 s", "53 s")
-    assert cards_of(page_of(two))["Steps"] == ("66", "of 66, 2 epochs, 140 tokens")
 
 
 def test_a_ladder_is_drawn_as_bars_in_a_run_and_alone(tmp_path: Path):

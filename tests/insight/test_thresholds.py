@@ -123,14 +123,11 @@ def test_evaluating_and_saving(kind, name, path, seconds, requested, told):
     assert level(name, step_events(), plan, *pauses(kind, *seconds)) == told
 
 
-def test_short_pauses_are_not_reported():
+@each(("seconds", "kind"), [(0.9, "compute-bound"), (1.1, "saving-bound")])
+def test_short_pauses_are_not_reported(seconds, kind):
     steps = step_events(3, every=1, updates=1, seconds=0.1)
-    plan = planned(("watch.save_steps",))
-    short, long = pauses("saved", 0.9, 0.9), pauses("saved", 1.1, 1.1)
-    assert level("saving-often", steps, plan, *short) is None
-    assert level("saving-often", steps, plan, *long) == "warning"
-    assert judged(record(finished_events(steps, *short), plan)).kind == "compute-bound"
-    assert judged(record(finished_events(steps, *long), plan)).kind == "saving-bound"
+    events = finished_events(steps, *pauses("saved", seconds, seconds))
+    assert judged(record(events, planned(("watch.save_steps",)))).kind == kind
 
 
 @pytest.mark.parametrize(("seconds", "kind"), [(45.0, "compute-bound"), (55.0, "start-bound")])

@@ -142,13 +142,6 @@ def test_a_card_of_this_machine_is_looked_at_through_nvml(tmp_path):
     assert found["gpu"].title == "there is a GPU: NVIDIA H100 80GB HBM3"
 
 
-def test_a_streamed_data_set_is_sampled(tmp_path):
-    dataset = {"streaming": True}
-    found = checked(write_expert(tmp_path, "tiny", {"max_steps": 4}, dataset=dataset))
-    assert not {"cache", "cache-to-come"} & set(found)
-    assert "length" in found
-
-
 def test_a_character_corpus_is_looked_at(tmp_path):
     (tmp_path / "corpus.txt").write_text("to be or not to be\n" * 100, encoding="utf-8")
     (tmp_path / "manifest.yaml").write_text(
