@@ -178,7 +178,7 @@ def test_a_thread_whose_core_is_taken_is_told_with_who_takes_it_and_nobody_calls
     assert finding.fix.startswith("stop the other processes")
     assert "good" not in verdict.sentence
     for text in (finding.evidence, verdict.sentence):
-        assert "most of all python3 (pid 7, 1.1 cores), rustc (pid 8, 0.4 cores)" in text
+        assert "most of all python3 (pid 77, 1.1 cores), rustc (pid 8, 0.4 cores)" in text
 
 
 @each(("dry", "severity"), [(0.9, "warning"), (0.0, "note")])

@@ -72,7 +72,7 @@ def test_a_cpu_run_shows_its_losses_its_plan_and_why_there_is_nothing_of_a_gpu(t
         ("validation", "dots"),
     ]
     plan = section_of(page, "plan")
-    assert "<summary>Kernels: device cpu</summary>" in plan
+    assert "<summary>Kernels: 1</summary>" in plan
     assert "<summary>1 at their defaults or not used here</summary>" in plan
     assert rows_of(plan) == [
         ("kernels.device", "cpu", "no GPU", "machine"),

@@ -39,7 +39,7 @@ def plan_section(record: RunRecord) -> PageSection:
         )
     folds = []
     for name, rows in groups.items():
-        title = f"{GROUPS[name]}: {_brief(rows)}" if name in GROUPS else "More"
+        title = f"{GROUPS.get(name, 'More')}: {len(rows)}"
         if name == "rest":
             title = f"{len(rows)} at their defaults or not used here"
         is_open = name in OPEN or any(one.get("source") == "fallback" for one in rows)
@@ -48,13 +48,3 @@ def plan_section(record: RunRecord) -> PageSection:
             folds.append((title, is_open and name != "rest", cells))
     remarks = [mapping(one) for one in listed(record.plan.get("remarks"))]
     return make_section("plan", "Plan and reasons", remarks, folds, COLUMNS)
-
-
-def _brief(rows: list[dict[str, Any]]) -> str:
-    """The first values of a group, so that it need not be opened."""
-    words = []
-    for one in [one for one in rows if not isinstance(one.get("value"), dict)][:3]:
-        path, text, *_ = one["cells"]
-        leaf = path.rpartition(".")[2].removesuffix("_bytes").replace("_", " ")
-        words.append(f"{leaf} {text if len(text) <= 30 else text[:29] + '…'}")
-    return ", ".join(words)
