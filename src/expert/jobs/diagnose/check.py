@@ -16,6 +16,7 @@ from expert.core.text import counted, duration, duration_range
 from expert.insight.findings.evidence import Before, evidence_before
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import TABLE, find, finding_from
+from expert.insight.record import RunRecord
 from expert.insight.step.bands import Band, expected_band
 from expert.jobs.diagnose.data import DataFacts, check_data
 from expert.jobs.diagnose.machine import check_gpus, check_torch
@@ -93,13 +94,8 @@ def check(
         if asked == "cuda" and plan.kernels.device != "cuda":
             found.append(finding_from("cuda-asked", "device: cuda"))
         found += _configuration(opened, facts, replan)
-        band = expected_band(
-            card=target.card.slug if target.card is not None else None,
-            parameters=plan.model.parameters,
-            flops_per_token=plan.length.flops_per_token,
-            peak_flops=plan.length.peak_flops,
-            characters=plan.model.name == CHAR_GPT,
-        )
+        planned = RunRecord(plan=plan.model_dump(mode="json"))
+        band = expected_band(planned, target.card.slug if target.card is not None else None)
         step_seconds = None
         stopped = any(finding.severity == "error" for finding in found)
         if timed and target.is_this_machine and not stopped and plan.model.place != "hub":
