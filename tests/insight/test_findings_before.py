@@ -76,8 +76,6 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"attention": "eager"}, {}, "eager-attention", "warning"),
     ({"optim": "adamw_torch"}, {}, "plain-optimizer", "warning"),
     ({"torch_compile": False, "fused_blocks": False, "epochs": 1e8}, {}, "compile-off", "warning"),
-    ({"torch_compile": True}, {"capability": (6, 1)}, "compile-cannot", "warning"),
-    ({"torch_compile": True, **PADDED}, {}, "compile-padded", "warning"),
     ({"save_strategy": "no"}, {}, "saves-only-at-the-end", "warning"),
     ({"save_steps": 500}, {}, "saves-only-at-the-end", "warning"),
     ({"evaluation_strategy": "no"}, {}, "no-evaluation", "note"),
@@ -117,8 +115,7 @@ def test_quantised_weights_that_need_not_be_are_found(tmp_path):
     assert "needless-quantisation" not in left
 
 
-def test_a_cpu_that_was_asked_for_beside_a_gpu_and_compiling_for_it_are_found(tmp_path):
-    manifest = write_expert(tmp_path, "tiny", {**QUIET, "torch_compile": True, "device": "cpu"})
+def test_a_cpu_that_was_asked_for_beside_a_gpu_is_found(tmp_path):
+    manifest = write_expert(tmp_path, "tiny", {**QUIET, "device": "cpu"})
     found = {one.name: one for one in finding_from(manifest, gpu=None, gpu_here="NVIDIA H200")}
     assert found["cpu-asked"].overrides == ("training.config.device=auto",)
-    assert "compile-on-cpu" in found

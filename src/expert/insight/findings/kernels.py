@@ -10,7 +10,7 @@ from expert.insight.findings.finding import CONFIG, Answer, Noted
 from expert.insight.record import listed
 from expert.planning.choose.kernels import COMPILE_SPEEDUP, NO_CHECKPOINTING_SPEEDUP
 from expert.planning.choose.rates import COLD_COMPILE
-from expert.planning.machine.cards import VOLTA, card_by_nvml_name
+from expert.planning.machine.cards import card_by_nvml_name
 from expert.planning.memory.fitting import MARGIN
 
 RECOMPILES_PER_UPDATE = 0.1
@@ -117,20 +117,6 @@ def compile_off(found: Evidence) -> Answer:
         return None
     because = next(d.because for d in other.decisions if d.path == "kernels.compile")
     return Noted(f"{setting}; {because}", gain=COMPILE_SPEEDUP)
-
-
-def compile_cannot(found: Evidence) -> Answer:
-    """Before a run: compilation that was requested but costs more than it gains, or fails."""
-    before = found.before
-    if before is None or not found.planned("kernels.compile"):
-        return None
-    if not found.on_gpu:
-        return Noted("torch_compile is on", row="compile-on-cpu")
-    if before.capability is not None and before.capability < VOLTA:
-        return "the card is older than compute capability 7.0"
-    if found.padded:
-        return Noted("torch_compile is on and packing is off", row="compile-padded")
-    return None
 
 
 def fp32_on_a_bf16_card(found: Evidence) -> Answer:
