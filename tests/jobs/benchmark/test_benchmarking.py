@@ -50,7 +50,7 @@ def test_settings_of_an_expert_on_a_cpu(tmp_path, base):
     assert not (tmp_path / "home").exists()  # a partial benchmark has no winner
     # Settings are real runs, and leave no weights.
     runs = {run.parent.name: run for run in (files[0].parent / "runs").glob("*/*")}
-    for name, kind in (("baseline", "late"), ("pre-tokenised", "padded"), ("fused-loss", "packed")):
+    for name, kind in (("baseline", "late"), ("pre-tokenised", "padded")):
         assert {event["kind"] for event in events_of(runs[name], "feed")} == {kind}
         assert not list(runs[name].rglob("*.safetensors"))
 
