@@ -60,7 +60,7 @@ def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
 
 
 def test_a_cpu_run_shows_its_losses_its_plan_and_why_there_is_nothing_of_a_gpu(tmp_path: Path):
-    page = page_with(tmp_path)
+    page = page_with(tmp_path, [{**event, "smoothed_loss": 1.5} for event in usual()])
     assert not GPU_FIGURES & figures_of(page)
     assert not {"GPU utilization", "MFU", "Peak memory"} & set(cards_of(page))
     text = text_of(section_of(page, "numbers"))
@@ -97,13 +97,13 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
 def test_the_loss_is_the_end_of_the_curve_and_the_last_validation_is_named_where_it_is_worse(
     tmp_path: Path,
 ):
-    lines = [step_event(number, loss=2.0 - number / 50) for number in range(1, 51)]
+    lines = [step_event(n, loss=2.0 - n / 50, smoothed_loss=2.02 - n / 50) for n in range(1, 51)]
     evals = [
         {"event": "eval", "time": START + at, "step": at, "split": "validation", "loss": loss}
         for at, loss in ((20, 1.1), (50, 1.5))
     ]
     cards = cards_of(page_with(tmp_path, [started(), *lines, *evals]))
-    assert cards["Loss"] == ("1.0100", "smoothed, at step 50")
+    assert cards["Loss"] == ("1.0200", "smoothed, at step 50")
     assert cards["Validation loss"][1].startswith("best, at step 20, last 1.5000")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from expert.core.text import span
-from expert.insight.page.facts import MIN_SMOOTHED, RunFacts
+from expert.insight.page.facts import RunFacts
 from expert.insight.page.figures import Figure, Series, has_values, make_figure, spans_magnitudes
 from expert.insight.page.render import PageSection, make_section
 from expert.insight.step.anatomy import PHASE_NAMES, finite
@@ -48,13 +48,13 @@ def _loss(run: RunFacts) -> list[Figure]:
     if not has_values(raw):
         return []
     series, note = [Series(name="loss", points=raw, colour=1)], ""
-    if len(raw) >= MIN_SMOOTHED:
+    if run.smooth_loss != raw:
         series = [
             Series(name="logged loss", points=raw, colour=1, look="faint"),
             Series(name="training, smoothed", points=run.smooth_loss, colour=1),
         ]
-        note = "Faint: the log lines, each the mean since the one before. The smoothed line "
-        note += "weights every log line by its tokens."
+        note = "Faint: the log lines, each the mean since the one before. The smoothed line is the "
+        note += "mean of the newest of them, as in the terminal."
     if has_values(evals):
         series.append(Series(name="validation", points=evals, colour=2, look="dots"))
     log = spans_magnitudes([point for line in series for point in line.points])

@@ -10,12 +10,9 @@ from expert.core.events import Event
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.verdict import Verdict
 from expert.insight.outcome import Outcome
-from expert.insight.page.figures import Point, smoothed
+from expert.insight.page.figures import Point, has_values
 from expert.insight.record import RunRecord
 from expert.insight.step.anatomy import Anatomy, LogLine, finite, numbers, session_clock
-
-MIN_SMOOTHED = 20
-"""Fewer points are readable without smoothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,20 +90,17 @@ class RunFacts:
         return list(zip(self.amounts("step"), self.column(key), strict=True))
 
     @cached_property
-    def last_loss(self) -> tuple[float, float] | None:
-        """Step and smoothed loss of the last log line, as in the terminal and in `expert watch`."""
+    def smooth_loss(self) -> list[Point]:
+        """The smoothed loss of every log line, as in the terminal and in `expert watch`; the logged
+        one of a run that has no other."""
         recorded = self.points("smoothed_loss")
-        smooth = recorded if recorded and recorded[-1][1] is not None else self.smooth_loss
-        known = [(at, loss) for at, loss in smooth if loss is not None]
-        return known[-1] if known else None
+        return recorded if has_values(recorded) else self.points("loss")
 
     @cached_property
-    def smooth_loss(self) -> list[Point]:
-        """The loss, smoothed if there are enough log lines; each counts by its tokens."""
-        raw = self.points("loss")
-        if len(raw) < MIN_SMOOTHED:
-            return raw
-        return smoothed(raw, [value or 1.0 for value in self.column("targets")])
+    def last_loss(self) -> tuple[float, float] | None:
+        """Step and smoothed loss of the last log line."""
+        known = [(at, loss) for at, loss in self.smooth_loss if loss is not None]
+        return known[-1] if known else None
 
     @cached_property
     def memory_peak(self) -> float | None:

@@ -1,8 +1,7 @@
-"""Line charts: their points, smoothed and thinned, and their values in words."""
+"""Line charts: their points, thinned, and their values in words."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,9 +19,6 @@ LOG_FROM = 30.0
 """Values that span more than this factor are drawn on a logarithmic axis."""
 BUCKETS = 400
 """Buckets of a drawn line; each keeps its lowest and highest point, so that every spike shows."""
-SMOOTH_SHARE, MOST_SMOOTHED = 1 / 25, 100
-"""Share of the run that the smoothed loss averages over, and the most log lines on each side. The
-last point is the loss that the meter of a run reports."""
 LISTED = 10
 """Rows of the value table below a chart, for keyboards, screen readers and paper."""
 
@@ -78,23 +74,6 @@ def spans_magnitudes(points: Sequence[Point]) -> bool:
     """Whether a linear axis would flatten most of the values."""
     values = [value for _, value in points if value is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM
-
-
-def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:
-    """The weighted mean around every point. The window is centred, so that the curve has no lag,
-    and cut at the ends."""
-    half = min(MOST_SMOOTHED, max(1, round(len(points) * SMOOTH_SHARE / 2)))
-    total, weight = [0.0], [0.0]
-    for (_, value), size in zip(points, weights, strict=True):
-        counts = size if value is not None and math.isfinite(value) else 0.0
-        total.append(total[-1] + (value or 0.0) * counts)
-        weight.append(weight[-1] + counts)
-    result: list[Point] = []
-    for place, (x, _) in enumerate(points):
-        first, last = max(0, place - half), min(len(points), place + half + 1)
-        share = weight[last] - weight[first]
-        result.append((x, (total[last] - total[first]) / share if share > 0 else None))
-    return result
 
 
 def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> list[Point]:
