@@ -107,13 +107,9 @@ def judge_learning(found: Evidence) -> Outcome:
 
 
 def held_out_losses(found: Evidence) -> list[tuple[int, float]]:
-    """Step and loss of the validations in order; if a step was evaluated twice, the second."""
-    recorded: dict[int, float] = {}
-    for event in found.run.of("eval"):
-        value, step = number(event, "loss"), number(event, "step")
-        if value is not None and step is not None and event.get("split") in (None, "validation"):
-            recorded[int(step)] = value
-    return sorted(recorded.items())
+    """Step and loss of the validations in order."""
+    known = [(event["step"], number(event, "loss")) for event in found.run.evals]
+    return [(step, value) for step, value in known if value is not None]
 
 
 def _overfitted(found: Evidence, held_out: list[tuple[int, float]], training: str) -> Outcome:

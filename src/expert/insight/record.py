@@ -54,6 +54,15 @@ class RunRecord:
             found.setdefault(event["event"], []).append(event)
         return found
 
+    @cached_property
+    def evals(self) -> list[Event]:
+        """Validations in order of their steps; if a step was evaluated twice, the second."""
+        known = [event for event in self.of("eval") if type(event.get("step")) is int
+                 and event["step"] < 2**53
+                 and event.get("split", "validation") in (None, "validation")]  # fmt: skip
+        found = {event["step"]: event for event in known}
+        return [found[step] for step in sorted(found)]
+
     def planned(self, path: str) -> Any:
         """A value of the plan such as "kernels.attention"; None if the plan lacks it."""
         slice_name, _, key = path.partition(".")

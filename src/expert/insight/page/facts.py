@@ -110,15 +110,9 @@ class RunFacts:
 
     # --- other events ----------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def evals(self) -> list[Event]:
-        """Evaluations in order; if a step was evaluated twice, the second."""
-        recorded: dict[float, Event] = {}
-        for event in self.record.of("eval"):
-            step = finite(event.get("step"))
-            if step is not None and event.get("split", "validation") == "validation":
-                recorded[step] = event
-        return [recorded[step] for step in sorted(recorded)]
+        return self.record.evals
 
     def eval_points(self, key: str) -> list[Point]:
         return [(float(event["step"]), finite(event.get(key))) for event in self.evals]
