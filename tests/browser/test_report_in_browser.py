@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import pytest
 
 from expert.jobs.report import report
+from tests.browser.boards import CHROMIUM
 from tests.insight.pages import (
     HOSTILE,
     hostile_run,
@@ -30,8 +31,6 @@ from tests.insight.pages import (
 )
 from tests.jobs.trained_runs import finished as finished_run
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(

@@ -25,10 +25,10 @@ LINK_FIX = (
     "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
     "else uses the card"
 )
+MAX_GAIN = 3.0
+"""The most that packing gains where rows are not grouped by length."""
 WORSE_THAN_UNPACKED = 0.6
 """Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
-GROUPED_GAIN, MAX_GAIN = 1.2, 3.0
-"""Gain of packing rows that are already grouped by length, and the most it gains otherwise."""
 
 
 def tokenised_late(found: Evidence) -> Answer:
@@ -112,13 +112,9 @@ def no_packing(found: Evidence) -> Answer:
     mean, longest = before.mean_tokens, min(before.longest_tokens or length, length)
     if mean > longest / 2:
         return None
-    grouped = bool(found.planned("data.group_by_length"))
-    sliced = found.micro_batches > 1  # a step in one micro-batch is padded to its longest row
-    return Noted(
-        f"rows of {mean:.0f} tokens on average, {longest} the longest, "
-        f"{'' if grouped else 'not '}grouped by length",
-        gain=GROUPED_GAIN if grouped and sliced else min(MAX_GAIN, longest / mean),
-    )
+    text = f"rows of {mean:.0f} tokens on average, {longest} the longest"
+    gain = None if found.planned("data.group_by_length") else min(MAX_GAIN, longest / mean)
+    return Noted(text, gain=gain)
 
 
 def slow_disk(found: Evidence) -> Answer:

@@ -84,13 +84,11 @@ def small_micro_batch(found: Evidence) -> Answer:
     if possible < TWICE * micro:
         return None
     tokens = (found.step.tokens or 0.0) / found.micro_batches if found.step else 0.0
-    passes = f"{found.micro_batches} passes instead of {-(-int(sequences) // possible)}"
     return Noted(
-        f"{found.setting_words('batch.micro_batch')}; the run holds {gib(peak)} of {gib(budget)}, "
-        f"one more sequence takes {gib(per_row)}; {tokens:,.0f} tokens a micro-batch",
+        f"{found.setting_words('batch.micro_batch')}, {possible} would fit; the run holds "
+        f"{gib(peak)} of {gib(budget)}, one more sequence takes {gib(per_row)}; {tokens:,.0f} "
+        "tokens a micro-batch",
         severity="note" if tokens >= TOKENS_FILL_A_CARD and found.on_gpu else "warning",
-        title=f"micro-batch size {micro:.0f} although {possible} would fit",
-        consequence=f"a step takes {passes}",
     )
 
 

@@ -19,11 +19,10 @@ from expert.insight.ladder import (
 )
 from expert.insight.page.comparison import comparison_section
 from expert.insight.page.curves import learning_sections, loss_section, speed_sections
-from expert.insight.page.environment import data_sections, environment_section
+from expert.insight.page.environment import data_sections, environment_section, plan_section
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.figures import Tone
 from expert.insight.page.numbers import finding_sections, numbers_section
-from expert.insight.page.plan import plan_section
 from expert.insight.page.render import Page, PageSection, make_section
 from expert.insight.page.story import event_sections
 from expert.insight.page.validation import Validated, validation_sections
