@@ -138,7 +138,9 @@ def padding_waste(found: Evidence) -> Answer:
     return Noted(
         f"{percent(padding)} of the places of a batch hold no token; {setting}",
         severity="warning" if not packed or padding >= WORSE_THAN_UNPACKED else "note",
-        fix=padding_fix(found),
+        fix="training.config.max_seq_length: smaller, or more rows per step (batch_size)"
+        if packed
+        else "training.config.packing: true",
         keys=() if packed else ("packing=true",),
         gain=1 / (1 - padding) if padding < 1 else None,
     )
@@ -171,12 +173,6 @@ def is_copy_bound(step: StepAnatomy) -> bool:
     """Whether overlapped copies fill the whole step while the device does not."""
     fill = step.copies_beside and step.of("copy") >= COPY_BOUND_SHARE * step.wall
     return fill and is_significant_wait(step.wall - step.compute, step)
-
-
-def padding_fix(found: Evidence) -> str:
-    if found.planned("data.packing") == "none":
-        return "training.config.packing: true"
-    return "training.config.max_seq_length: smaller, or more rows per step (batch_size)"
 
 
 def _makes_batches(found: Evidence) -> bool:

@@ -34,9 +34,10 @@ def host_sync(found: Evidence) -> Answer:
     count, step = found.syncs, found.step
     if not count or step is None:
         return None
+    places = listed(found.newest("syncs").get("places"))
+    where = ", ".join(map(str, places[:5])) or "places unknown"
     return Noted(
-        f"{count} times in one step of {found.micro_batches} micro-batches, at "
-        f"{sync_places(found)}; the device ran dry in {percent(step.ran_dry or 0.0)} of the steps",
+        f"{count} times in one step of {found.micro_batches} micro-batches, at {where}; the device ran dry in {percent(step.ran_dry or 0.0)} of the steps",
         severity="warning" if is_starved(step) else "note",
         gain=1 / step.gpu_utilization if is_starved(step) and step.gpu_utilization else None,
     )
@@ -119,6 +120,10 @@ def busy_cores(found: Evidence) -> Answer:
         return None
     threads, cores, others = crowded
     waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
+    fix = "stop the other processes, or train on a machine with free cores"
+    if threads > 1:
+        fewer = max(1, min(threads - 1, int(cores - others + 0.5)))
+        fix = f"OMP_NUM_THREADS={fewer} expert train …, or stop the other processes"
     return Noted(
         f"{counted(threads, 'thread')} on {cores} cores, of which other processes used "
         f"{others:.1f} ({percent(others / cores)}){found.neighbours}",
@@ -126,7 +131,7 @@ def busy_cores(found: Evidence) -> Answer:
         consequence="threads wait for the one without a core; steps take several times as long"
         if not found.on_gpu
         else "the device waits where the host has no core to launch from",
-        fix=free_cores_fix(*crowded),
+        fix=fix,
     )
 
 
@@ -176,11 +181,6 @@ def is_starved(step: StepAnatomy) -> bool:
     return dry >= DRY_SHARE and (use is None or use < FULL_UTILIZATION)
 
 
-def sync_places(found: Evidence) -> str:
-    places = listed(found.newest("syncs").get("places"))
-    return ", ".join(map(str, places[:5])) or "places unknown"
-
-
 def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
     """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
     micro = found.amount("batch.micro_batch")
@@ -197,11 +197,3 @@ def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
         setting = f"batch_size={max(16, int(2 * examples))}"
     setting = f"{CONFIG}.{setting}"
     return setting.replace("=", ": "), (setting,)
-
-
-def free_cores_fix(threads: int, cores: int, others: float) -> str:
-    """Fewer threads, or fewer other processes."""
-    if threads < 2:
-        return "stop the other processes, or train on a machine with free cores"
-    fewer = max(1, min(threads - 1, int(cores - others + 0.5)))
-    return f"OMP_NUM_THREADS={fewer} expert train …, or stop the other processes"

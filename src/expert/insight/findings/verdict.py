@@ -6,15 +6,13 @@ waits for data says nothing about its kernels, so feeding comes before computing
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from expert.core.text import percent, span, times
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.feeding import padding_fix
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.kernels import gain_without_checkpointing
-from expert.insight.findings.memory import free_cores_fix
 from expert.insight.findings.table import TABLE
 from expert.insight.step.anatomy import StepAnatomy, number
 
@@ -51,10 +49,12 @@ def judge(found: Evidence, findings: Sequence[Finding]) -> Verdict:
             fix="train longer, or training.config.torch_compile: false",
         )
     pauses = {"evaluation-bound": spent.evaluating, "saving-bound": spent.saving}
-    by_name = {one.name: one for one in findings if one.severity in ("error", "warning")}
+    by_name = {one.name: one for one in findings}
     for name, row in TABLE.items():
         one = by_name.get(name)
-        if row.bound and one is not None and pauses.get(row.bound, spent.total) >= spent.training:
+        if not row.bound or one is None or one.severity == "note":
+            continue
+        if pauses.get(row.bound, spent.total) >= spent.training:
             sentence = f"{row.bound}: {one.title}: {one.evidence}."
             return Verdict(kind=row.bound, sentence=sentence, fix=one.fix,
                            overrides=one.overrides, gain=one.gain)  # fmt: skip
@@ -66,7 +66,7 @@ def judge(found: Evidence, findings: Sequence[Finding]) -> Verdict:
             "card with more memory",
             gain=gain_without_checkpointing(found),
         )
-    return _computing(found, step)
+    return _computing(found, step, by_name)
 
 
 def _without_log_lines(found: Evidence) -> Verdict:
@@ -82,32 +82,22 @@ def _without_log_lines(found: Evidence) -> Verdict:
     return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix)
 
 
-def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
-    use, reached, band = step.gpu_utilization, step.tokens_per_second, found.band
+def _computing(found: Evidence, step: StepAnatomy, findings: Mapping[str, Finding]) -> Verdict:
+    """Compute-bound, and whether what is computed is of use."""
+    use, reached = step.gpu_utilization, step.tokens_per_second
     if step.idle_share is None and use is None:
         why = f"a step takes {span(step.wall)}, but this run does not record where that goes."
         return Verdict(kind="unknown", sentence=f"unknown: {why}")
-    good, more, fix = "compute-bound: good.", "", ""
-    crowded = found.crowded if not found.on_gpu else None
-    padded = ""
-    if found.padding_share is not None:
-        padded = f"{percent(found.padding_share)} of what is computed is padding"
-    if crowded is not None:
-        _, cores, others = crowded
-        good, fix = "compute-bound, on crowded cores.", free_cores_fix(*crowded)
-        more = f", while other processes used {others:.1f} of {cores} cores{found.neighbours}"
-        more += f"; {padded}" if padded else ""
-    elif padded:
-        good, fix = f"compute-bound, but {padded}.", padding_fix(found)
-    elif band is not None and reached is not None and reached < band.acceptable_from:
-        part = percent(reached / band.reference)
-        good = f"compute-bound, but at {part} of the rate that this card reaches with such a model."
+    names = ("padding-waste", "below-the-band") if found.on_gpu else ("busy-cores", "padding-waste")
+    bad = next((findings[name] for name in names if name in findings), None)
+    sentence = "compute-bound: good." if bad is None else f"compute-bound, but {bad.title}."
     busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
     rate = f" at {reached:,.0f} tokens/s" if reached else ""
     device = "GPU" if found.on_gpu else "CPU"
-    sentence = f"{good} The {device} computes {busy} of a step's {span(step.wall)}{rate}{more}"
+    sentence += f" The {device} computes {busy} of a step's {span(step.wall)}{rate}"
     if found.on_gpu and step.mfu:
         card = found.gpu_fact("name") or "the card"
         sentence += f", which is {percent(step.mfu)} of the peak of {card} (MFU)"
         sentence += f"; the peak is {times(1 / step.mfu)} away"
-    return Verdict(kind="compute-bound", sentence=f"{sentence}.", fix=fix)
+    sentence += f"; {bad.evidence}." if bad is not None else "."
+    return Verdict(kind="compute-bound", sentence=sentence, fix=bad.fix if bad is not None else "")
