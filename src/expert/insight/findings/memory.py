@@ -37,7 +37,8 @@ def host_sync(found: Evidence) -> Answer:
     places = listed(found.newest("syncs").get("places"))
     where = ", ".join(map(str, places[:5])) or "places unknown"
     return Noted(
-        f"{count} times in one step of {found.micro_batches} micro-batches, at {where}; the device ran dry in {percent(step.ran_dry or 0.0)} of the steps",
+        f"{count} times in one step of {found.micro_batches} micro-batches, at {where}; the device "
+        f"ran dry in {percent(step.ran_dry or 0.0)} of the steps",
         severity="warning" if is_starved(step) else "note",
         gain=1 / step.gpu_utilization if is_starved(step) and step.gpu_utilization else None,
     )
