@@ -7,26 +7,17 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-function clockWords(seconds) {
-  if (seconds < 60) return seconds ? `${+seconds.toPrecision(3)} s` : "0";
-  const minutes = Math.floor(Math.round(seconds) / 60);
-  const two = (number) => String(number).padStart(2, "0");
-  if (minutes < 60) return `${minutes}:${two(Math.round(seconds) % 60)} min`;
-  return `${Math.floor(minutes / 60)}:${two(minutes % 60)} h`;
-}
-
 // A value in words; `short` for an axis.
 function worded(value, unit, short) {
   if (value == null) return "";
-  if (unit === "seconds") return clockWords(value);
-  if (unit === "count" || unit === "si") {
+  if (unit === "si") {
     if (!short) return Math.round(value).toLocaleString("en");
     for (const [size, sign] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
       if (Math.abs(value) >= size * (sign === "k" ? 10 : 1)) return `${+(value / size).toPrecision(4)}${sign}`;
     }
     return (+value.toPrecision(4)).toLocaleString("en");
   }
-  const [size, sign] = { percent: [0.01, " %"], ms: [0.001, " ms"], watts: [1, " W"],
+  const [size, sign] = { percent: [0.01, " %"], watts: [1, " W"],
     bytes: [2 ** 30, " GiB"], number: [1, ""] }[unit];
   const text = Math.abs(value / size) < 0.001 && value ? (value / size).toExponential(1)
     : `${+(value / size).toPrecision(short ? 3 : 4)}`;
@@ -63,11 +54,11 @@ function draw(place) {
     height: place.closest("figure").classList.contains("wide") ? 280 : 230,
     scales: { x: { time: false }, y: chart.log ? { distr: 3 } : { range } },
     axes: [
-      { ...axis, size: 32, values: labels(chart.x_unit), incrs: chart.x_unit === "count" ? [1, 2, 5, 10, 20, 50].concat(
-        [2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power))) : undefined },
+      { ...axis, size: 32, values: labels("si"), incrs: [1, 2, 5, 10, 20, 50].concat(
+        [2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power))) },
       { ...axis, size: 62, values: labels(chart.unit), ...(chart.unit === "bytes" ? { incrs: binary } : {}) },
     ],
-    series: [{ label: chart.x_name, value: (u, value, series, at) => worded(valueAt(data[0], at), chart.x_unit) }, ...lines],
+    series: [{ label: "step", value: (u, value, series, at) => worded(valueAt(data[0], at), "si") }, ...lines],
     cursor: { points: { size: 7 }, y: false },
   }, data, place);
   place.setAttribute("role", "img");

@@ -12,7 +12,7 @@ from expert.insight.findings.verdict import Verdict
 from expert.insight.outcome import Outcome
 from expert.insight.page.figures import Point, has_values
 from expert.insight.record import RunRecord
-from expert.insight.step.anatomy import Anatomy, LogLine, finite, numbers, session_clock
+from expert.insight.step.anatomy import Anatomy, finite, numbers, session_clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +68,11 @@ class RunFacts:
     # --- log lines -------------------------------------------------------------------------------
 
     @cached_property
-    def lines(self) -> list[LogLine]:
-        """The log lines in order; if a step was taken twice, the second."""
-        recorded = {finite(line.event.get("step")) or 0.0: line for line in self.anatomy.lines}
-        return [recorded[step] for step in sorted(recorded)]
-
-    @cached_property
     def steps(self) -> list[Event]:
-        return [line.event for line in self.lines]
+        """The log lines in order; if a step was taken twice, the second."""
+        events = [line.event for line in self.anatomy.lines]
+        recorded = {finite(event.get("step")) or 0.0: event for event in events}
+        return [recorded[step] for step in sorted(recorded)]
 
     def column(self, key: str) -> list[float | None]:
         """A value of every log line, in order."""

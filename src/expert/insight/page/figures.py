@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from expert.core.text import duration
-
-Unit = Literal["number", "count", "percent", "bytes", "seconds", "ms", "watts", "si"]
+Unit = Literal["number", "percent", "bytes", "watts", "si"]
 Tone = Literal["error", "warning", "note", "good", "plain"]
 Point = tuple[float, float | None]
 """Position and value; None if nothing finite was measured, which breaks the line."""
@@ -39,8 +37,6 @@ class Figure:
     """Stable, for links and tests."""
     title: str
     series: tuple[Series, ...]
-    x_name: str = "step"
-    x_unit: Unit = "count"
     unit: Unit = "number"
     from_zero: bool = False
     log: bool = False
@@ -113,18 +109,16 @@ def listed_values(figure: Figure) -> list[tuple[str, ...]]:
     for at in sorted(places):
         values = [line.get(at) for line in lines]
         cells = [format_value(v, figure.unit) if v is not None else "–" for v in values]
-        rows.append((format_value(at, figure.x_unit), *cells))
+        rows.append((f"{at:,.0f}", *cells))
     return rows
 
 
 def format_value(value: float, unit: Unit) -> str:
-    if unit == "seconds":
-        return duration(value)
-    if unit in ("count", "si"):
+    if unit == "si":
         return f"{value:,.0f}"
     if unit == "number":
         return f"{value:.4g}"
-    size, sign = {"percent": (0.01, " %"), "ms": (0.001, " ms"), "watts": (1.0, " W"),
+    size, sign = {"percent": (0.01, " %"), "watts": (1.0, " W"),
                   "bytes": (2.0**30, " GiB")}[unit]  # fmt: skip
     shown = value / size
     return f"{shown:,.1f}{sign}" if abs(shown) < 100 else f"{shown:,.0f}{sign}"
