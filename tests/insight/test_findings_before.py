@@ -6,15 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from expert.insight.findings.evidence import Before, evidence_before
+from expert.insight.findings.evidence import Before, Evidence, evidence_before
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import find
+from expert.insight.step.anatomy import Anatomy
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.planning.machine.machine import describe_machine
 from expert.planning.machine.target import choose_target
 from expert.planning.run_plan import RunPlan
 from expert.run.open import plan
 from tests.each import each
+from tests.insight.records import planned, record
 from tests.jobs.runs import write_expert
 
 CARD = "rtx-4090"
@@ -96,6 +98,14 @@ def test_planted_problems_are_found_and_their_fixes_work(tmp_path, config, facts
     if mended and not facts:
         left = {one.name: one.severity for one in finding_from(manifest, overrides=mended)}
         assert left.get(name) != severity
+
+
+def test_a_plan_that_nearly_fills_the_card_is_found():
+    memory = {"memory__peak_bytes": 99, "memory__budget_bytes": 100, "memory__fits": True}
+    before = Before(capability=(9, 0), cores=8, gpu_here="", named_card=False)
+    run = record([], planned(**memory))
+    found = find(Evidence(run=run, anatomy=Anatomy(), before=before))
+    assert "memory-tight" in {one.name for one in found}
 
 
 def test_what_does_not_fit_is_an_error(tmp_path):

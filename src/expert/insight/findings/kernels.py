@@ -120,19 +120,21 @@ def compile_off(found: Evidence) -> Answer:
 
 
 def fp32_on_a_bf16_card(found: Evidence) -> Answer:
-    precision = found.planned("kernels.precision")
-    place = found.gpu_fact("name") or found.run.plan.get("target")
-    if not found.has_bf16 or precision not in ("fp32", "fp16"):
+    if not found.has_bf16 or found.planned("kernels.precision") != "fp32":
         return None
-    if precision == "fp16":  # after a run, fp16-skips reports what it cost
-        text = f"{place} has bf16 tensor cores"
-        return Noted(text, row="fp16") if found.before is not None else None
+    place = found.gpu_fact("name") or found.run.plan.get("target")
     card = card_by_nvml_name(str(place), found.gpu_bytes or 0)
     gain = BF16_GAIN if found.before is not None else None
     if card and card.bf16_tflops and card.tf32_tflops and found.planned("kernels.tf32"):
         gain = card.bf16_tflops / card.tf32_tflops
     because = found.decision("kernels.precision").get("because", "")
     return Noted(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
+
+
+def fp16(found: Evidence) -> Answer:
+    """Before a run."""
+    halves = found.planned("kernels.precision") == "fp16" and found.before is not None
+    return "the card has bf16 tensor cores" if halves and found.has_bf16 else None
 
 
 def tf32_off(found: Evidence) -> Answer:

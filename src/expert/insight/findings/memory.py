@@ -145,12 +145,7 @@ def throttled(found: Evidence) -> Answer:
 
 
 def memory_full(found: Evidence) -> Answer:
-    """Judged by the estimate before a run, and by allocator retries after it."""
-    if found.before is not None:
-        peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
-        fits = found.planned("memory.fits") is not False
-        full = bool(fits and peak and budget and peak / budget > MARGIN)
-        return Noted(memory_words(found), row="memory-tight") if full else None
+    """The allocator had to retry."""
     retries, count = found.retries_per_update, found.last("allocator_retries") or 0
     used, total = found.median("gpu_memory_bytes"), found.gpu_bytes
     full = bool(used and total and used >= NEARLY_FULL * total)
@@ -158,6 +153,14 @@ def memory_full(found: Evidence) -> Answer:
         return None
     filled = f"; {gib(used)} of {gib(total)} are in use" if used and total else ""
     return f"{count:.0f} times the allocator had to empty its cache{filled}"
+
+
+def memory_tight(found: Evidence) -> Answer:
+    """Before a run, by the estimate."""
+    peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
+    fits = found.before is not None and found.planned("memory.fits") is not False
+    full = bool(fits and peak and budget and peak / budget > MARGIN)
+    return memory_words(found) if full else None
 
 
 def does_not_fit(found: Evidence) -> Answer:

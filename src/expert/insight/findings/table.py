@@ -57,7 +57,7 @@ RULES: dict[str, Callable[[Evidence], Answer]] = {
     if (function := vars(file).get(name.replace("-", "_"))) is not None
 }
 """The function that looks for a finding has its name. Others are only made by jobs/diagnose, from
-the machine or the rows, or are another form of one that is looked for."""
+the machine or the rows."""
 
 
 def find(found: Evidence) -> list[Finding]:
@@ -65,11 +65,9 @@ def find(found: Evidence) -> list[Finding]:
     findings = []
     for name, rule in RULES.items():
         answer = rule(found)
-        if isinstance(answer, Noted):
-            changes = dict(answer.changes)
-            findings.append(finding_from(changes.pop("row", name), answer.evidence, **changes))
-        elif answer is not None:
-            findings.append(finding_from(name, answer))
+        if answer is not None:
+            noted = answer if isinstance(answer, Noted) else Noted(answer)
+            findings.append(finding_from(name, noted.evidence, **noted.changes))
     return worst_first(findings)
 
 
