@@ -57,6 +57,7 @@ Accelerator = Annotated[str | None, typer.Option(help="SkyPilot: name of the GPU
 Bucket = Annotated[
     str | None, typer.Option(help="SkyPilot: bucket, mounted at SHARED, such as s3://mine.")
 ]
+_NOT_OF_THE_JOB = ("on", "file", "manifest", "to")
 
 
 def launch(
@@ -83,6 +84,7 @@ def launch(
     it resumes from its newest checkpoint. What only the scheduler needs, such as a time limit, is
     an option of the command that submits it.
     """
+    asked = {key: value for key, value in locals().items() if key not in _NOT_OF_THE_JOB}
     from expert.jobs.launch.cluster import SUBMIT, SUFFIXES, job_file
 
     chosen = options.one_manifest(file, manifest)
@@ -90,22 +92,7 @@ def launch(
         raise options.UsageError("nothing to train  (expert launch --on slurm --manifest FILE)")
     changes = tuple(overrides or ())
     read = options.read_requested_manifest(chosen, None, changes)
-    name, text = job_file(
-        read,
-        on.value,
-        nodes=nodes,
-        gpus=gpus,
-        name=name,
-        shared=shared,
-        folder=folder,
-        python=python,
-        setup=tuple(setup or ()),
-        image=image,
-        claim=claim,
-        accelerator=accelerator,
-        bucket=bucket,
-        overrides=changes,
-    )
+    name, text = job_file(read, on.value, **asked | {"overrides": changes})
     if to == "-":
         write_line(text)
         return
