@@ -119,14 +119,6 @@ async def _live(request: Request) -> Response:
     return JSONResponse(view.changes_since(request.query_params.get("seen", "")))
 
 
-async def _searched_run(request: Request, name: str) -> RunView:
-    """The view of a run, after searching for new runs."""
-    await asyncio.to_thread(_board(request).places.search)
-    view = await _view(request, "run", name)
-    assert isinstance(view, RunView)
-    return view
-
-
 # --- pages ---------------------------------------------------------------------------------------
 
 
@@ -136,8 +128,8 @@ async def _list(request: Request) -> Response:
 
 
 async def _run(request: Request) -> Response:
-    board, view = _board(request), await _searched_run(request, request.path_params["id"])
-    found = view.found
+    board, view = _board(request), await _view(request, "run")
+    found = board.get(request.path_params["id"], "run")
     state = (await run_in_threadpool(board.summaries.of, found)).state
     jobs = [job for job in board.jobs.all() if job.subject == found.id]
     html = page("run", found.name, read_only=board.read_only, found=found, view=view, state=state,
@@ -147,16 +139,15 @@ async def _run(request: Request) -> Response:
 
 async def _compare(request: Request) -> Response:
     """Several runs on the same axes, as `expert report --compare` shows them."""
-    names = list(dict.fromkeys(request.query_params.getlist("run")))
+    board, names = _board(request), list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(names) <= MAX_COMPARED:
         raise RequestError(400, f"Select 2 to {MAX_COMPARED} runs to compare.")
-    views = [await _searched_run(request, name) for name in names]
 
     def compared() -> str:
-        section = comparison_section([diagnose_run(view.found.path) for view in views])
-        runs, read_only = [view.found for view in views], _board(request).read_only
-        title = f"{len(views)} runs compared"
-        return page("compare", title, section=section, read_only=read_only, runs=runs)
+        runs = [board.get(name, "run") for name in names]
+        section = comparison_section([diagnose_run(run.path) for run in runs])
+        title = f"{len(runs)} runs compared"
+        return page("compare", title, section=section, read_only=board.read_only, runs=runs)
 
     return HTMLResponse(await run_in_threadpool(compared))
 
