@@ -115,24 +115,22 @@ class _Page:
 def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
     page, seen, piece = _Page(marks), True, 0
     for one in row.segments:
-        if not one.is_gap:
-            if seen and not one.seen and not row.left_out:
-                page.note(
-                    f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
-                    f"{row.lost_answer_tokens:,} of them would be trained on"
-                )
-            elif one.piece != piece and one.seen:
-                page.note(f"sequence {one.piece + 1:,} of {row.pieces:,} starts here")
-            page.margin(SEEN_MARGIN if one.seen or row.left_out else LOST_MARGIN)
-            seen, piece = one.seen, one.piece
+        if seen and not one.seen and not row.left_out:
+            page.note(
+                f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
+                f"{row.lost_answer_tokens:,} of them would be trained on"
+            )
+        elif one.piece != piece and one.seen:
+            page.note(f"sequence {one.piece + 1:,} of {row.pieces:,} starts here")
+        page.margin(SEEN_MARGIN if one.seen or row.left_out else LOST_MARGIN)
+        seen, piece = one.seen, one.piece
         style = TRAINED if one.trained else SPECIAL if one.special else CONTEXT
         style = f"bold {TRAINED}" if one.trained and one.special else style
         style = style if one.seen else LOST
         page.mark(one.trained)
         page.write(one.text, style)
         if one.not_shown:
-            unit = "token" if one.tokens is not None else "character"
-            page.note(f"{counted(one.not_shown, unit)} not shown: --full shows all")
+            page.note(f"{counted(one.not_shown, 'token')} not shown: --full shows all")
             page.mark(one.trained and bool(one.after))
             page.write(one.after, style)
     page.margin("")  # ends the last line
