@@ -159,7 +159,7 @@ class Migration:
             elif key == "validation_split" and not written & {key, "validation_path"}:
                 ours.append("a tenth of the rows is held out for the evaluation (validation_split)")
         # Their loss counts all tokens, unless the rows have a column of their own for answers.
-        is_all = self.trainer in ("TRL", "Transformers")
+        is_all = self.trainer in ("TRL", "Transformers") and "preferences" not in self.seen
         if is_all and not written & {"train_on_prompt", "text_field"}:
             ours.append("only answers are trained on (train_on_prompt: true: all)")
         path = f"defaults of {self.trainer}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from expert.manifest.migrate.aliases import canonical_path
 from expert.manifest.migrate.migration import Entries, Migration, take, with_value
 from expert.manifest.peers.llama_factory import read_named_sets
-from expert.manifest.peers.preferences import METHODS, refuse_method
+from expert.manifest.peers.preferences import read_preferences
 from expert.manifest.peers.rows import hub_path, put_rows
 from expert.manifest.text.item import Item
 
@@ -40,10 +40,13 @@ def read_arguments(work: Migration) -> None:
         if not work.trainer and has_arguments:
             work.trainer = "TRL" if is_trl else "Transformers"
             work.defaults = {**(_TRL_DEFAULTS if is_trl else {}), **_DEFAULTS}
+    if not work.is_expert_manifest and (is_theirs or work.trainer or "rl" in work.root):
+        is_axolotl = bool({"base_model", "datasets"} & work.root.keys())
+        read_preferences(work, work.trainer or ("Axolotl" if is_axolotl else "TRL"))
 
 
 def _read_stages(work: Migration) -> None:
-    """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT."""
+    """Convert `stage` of LLaMA-Factory, except for preferences."""
     root, none = work.root, Item(None)
     is_factory = bool(_LLAMA_FACTORY_KEYS & root.keys()) and not work.is_expert_manifest
     if is_factory and {"stage", "finetuning_type"} & root.keys():
@@ -55,9 +58,7 @@ def _read_stages(work: Migration) -> None:
     for key in ("stage", "rl"):
         item = root.get(key, none)
         word = str(item.value).lower()
-        if word in METHODS:
-            refuse_method(work, root.pop(key))
-        elif key == "rl" and item.value in (None, False):
+        if key == "rl" and item.value in (None, False):
             root.pop(key, None)
         elif key == "stage" and word == "sft":  # in a whole manifest, others describe the expert
             work.read_as(root.pop(key), "training.config.method: sft")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from expert.manifest.migrate.migration import Entries, Migration, take, with_value
-from expert.manifest.peers.preferences import ROW_KEYS, ROW_TYPES, refuse_rows
+from expert.manifest.peers.preferences import PAIR_TYPES, ROW_TYPES, pair_columns
 from expert.manifest.peers.rows import hub_path, mapping_of, put_rows
 from expert.manifest.peers.unused import report_unused
 from expert.manifest.schema.message_names import ROLES
@@ -124,6 +124,7 @@ def _data_set(work: Migration, entry: Item) -> Entries:
     found = _location(work, fields, entry)
     under = fields["type"].fields() if "type" in fields else {}
     columns = {part: take(under if key in under else fields, key) for key, part in _COLUMNS.items()}
+    columns |= pair_columns(work, fields)
     kind, column = fields.get("type", Item(None)), take(fields, "field")
     word = str(kind.value)
     if word in _TEXT_TYPES:
@@ -136,7 +137,9 @@ def _data_set(work: Migration, entry: Item) -> Entries:
         fix = 'use messages; a message with "weight": 0 is not trained on'
         work.problem(kind, "input_output: segments with their own labels", fix)
     elif word.startswith(ROW_TYPES):
-        refuse_rows(work, kind)
+        work.problem(kind, f"{word} is not supported", "use pairs of answers, or answers alone")
+    elif word.startswith(PAIR_TYPES):
+        del fields["type"]
     for item in under.values():
         if item.value and item.value != "{system}":
             work.unused(item, "prompt_template formats the rows")
@@ -192,7 +195,3 @@ def _check_training(work: Migration, fields: Entries) -> None:
         work.problem(trained, what, fix)
     elif trained.value == []:
         work.report("warning", trained, "answers without a train flag are trained on here")
-    for key in ROW_KEYS:
-        preference = take(fields, key)
-        if preference.value:
-            refuse_rows(work, preference)

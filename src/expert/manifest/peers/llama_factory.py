@@ -8,7 +8,7 @@ from typing import Any
 
 from expert.core.files import read_json
 from expert.manifest.migrate.migration import Entries, Migration, as_item, take, with_value
-from expert.manifest.peers.preferences import ROW_KEYS, refuse_rows
+from expert.manifest.peers.preferences import pair_columns
 from expert.manifest.peers.rows import hub_path, mapping_of, put_rows
 from expert.manifest.text.item import Item
 
@@ -82,11 +82,10 @@ def _data_set(work: Migration, name: str, about: Any, folder: Path, item: Item) 
         work.problem(item, f"{name}: no file_name or hf_hub_url", "download it, write file_name")
         work.seen.add("no rows")
     parts = {part: take(listed, key) for key, part in _COLUMNS.items() if key in listed}
+    parts |= pair_columns(work, listed)
     is_text = {*parts} == {"instruction"}  # for stage: pt
     found |= {"text_field": parts["instruction"]} if is_text else mapping_of(work, parts)
     for key, entry in listed.items():
-        if key in ROW_KEYS and entry.value:
-            refuse_rows(work, entry)
-        elif key not in _SILENT and entry.value:
+        if key not in _SILENT and entry.value:
             work.problem(entry, "not read", "only text from one file or hub data set is trained on")
     return found

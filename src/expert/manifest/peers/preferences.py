@@ -1,28 +1,117 @@
-"""Preference training and reinforcement learning of other trainers. All of it is refused, and only
-here (and in the line "preference training" of unused.txt): what reads it one day starts here."""
+"""Preference training of other trainers: which method, the values of its loss, its rows."""
 
 from __future__ import annotations
 
-from expert.manifest.migrate.migration import Migration
+from expert.manifest.migrate.migration import Entries, Migration, take, with_value
+from expert.manifest.schema.kinds import DPO_LOSSES, PREFERENCES
 from expert.manifest.text.item import Item
 
-METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
-"""Values of `stage` (LLaMA-Factory) and `rl` (Axolotl) that are not supervised fine-tuning."""
-ROW_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
-"""How values of `type` begin for preference rows, in an entry of Axolotl's `datasets`."""
-ROW_KEYS = (*("field_chosen", "field_rejected"), *("ranking", "chosen", "rejected", "kto_tag"))
-"""Keys of preference rows, there and in LLaMA-Factory's dataset_info.json."""
-_REFUSED = "refused preference training"
+OTHER_METHODS = ("ppo", "kto", "rm", "grpo", "gdpo", "rloo", "bco")
+"""Values of `stage` (LLaMA-Factory) and `rl` (Axolotl) that are not built."""
+ROW_TYPES = ("bradley_terry", "stepwise_supervised")
+"""How values of `type` begin for rows of other methods, in an entry of Axolotl's `datasets`."""
+PAIR_TYPES = ("chatml.", "llama3.", "chat_template.", "user_defined.", "passthrough.")
+"""The same for rows of pairs, whose columns are found."""
+_KEYS = {
+    **dict.fromkeys(("pref_beta", "rl_beta", "dpo_beta", "orpo_alpha"), "beta"),
+    **dict.fromkeys(("pref_ftx", "rpo_alpha", "cpo_alpha"), "sft_weight"),
+    "dpo_label_smoothing": "label_smoothing",
+}
+_OF_DPO = ("max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "label_smoothing")
+"""Arguments of TRL that only DPO and its family have."""
+_OF_KTO = ("desirable_weight", "undesirable_weight")
+_LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "sequence_len")
+_THEIRS = {
+    "TRL": {"learning_rate": 1e-6, "max_seq_length": 2048, "simpo_gamma": 0.5},
+    "LLaMA-Factory": {"simpo_gamma": 0.5},
+    "Axolotl": {"simpo_gamma": 0.5},
+}
+"""Defaults of trainers, where preference training here would use others."""
 
 
-def refuse_method(work: Migration, item: Item) -> None:
-    work.seen.add(_REFUSED)
-    what = f"{str(item.value).lower()} is not supported: only sft (supervised fine-tuning) is"
-    work.problem(item, what, "use rows with answers, and leave the key out")
+def read_preferences(work: Migration, trainer: str) -> None:
+    """Set `method` and the values of its loss, if the file trains on preferences."""
+    method = _method(work)
+    if not method:
+        return
+    root, none = work.root, Item(None)
+    work.seen.add("preferences")
+    for key, home in _KEYS.items():
+        if (item := take(root, key)).value not in (None, "", [], {}):
+            work.place(root, home, item, f"training.config.{home}")
+    smoothing = root.get("label_smoothing", none)
+    if trainer == "TRL" and smoothing.value and root.get("loss_type", none).value != "robust":
+        work.unused(root.pop("label_smoothing"), "only the loss robust uses it there")
+    if method == "orpo" and trainer == "TRL":
+        text = "there ORPO also trains on the prompt; here on the answers alone"
+        work.report("warning", root["method"], text)
+    for key in _LENGTHS:
+        if length := root.get(key, none).whole:
+            root[key] = with_value(root[key], 2 * length)
+            text = f"{2 * length}, for a prompt and both answers (there for one of them)"
+            work.read_as(root[key], f"training.config.max_seq_length: {text}")
+    if method == "simpo" and trainer == "TRL":
+        root.setdefault("sft_weight", Item(1.0, "sft_weight"))  # cpo_alpha
+    theirs = {"epochs": 3, "beta": 0.1, **_THEIRS.get(trainer, {})}
+    if method != "simpo":
+        theirs.pop("simpo_gamma", None)
+    work.defaults |= theirs
 
 
-def refuse_rows(work: Migration, item: Item) -> None:
-    """Refuse preference rows, unless the method already is."""
-    if _REFUSED not in work.seen:
-        what = "preference rows; only sft (supervised fine-tuning) is supported"
-        work.problem(item, what, "docs/DATA.md shows how to train on the preferred answers")
+def _method(work: Migration) -> str:
+    """The method of the file; "" for supervised fine-tuning."""
+    root, none, found = work.root, Item(None), Item(None)
+    for key in ("stage", "rl"):
+        word = str(root.get(key, none).value).lower()
+        if word in OTHER_METHODS:
+            known = ", ".join(("sft", *PREFERENCES))
+            work.problem(root.pop(key), f"{word} is not supported", f"supported are {known}")
+            work.seen.add("preferences")
+            return ""
+        if word in PREFERENCES:
+            found = root.pop(key)
+    loss = take(root, "pref_loss") if "pref_loss" in root else take(root, "loss_type")
+    its = str(loss.value).lower()
+    if found.value is None:  # TRL: one script for each method, so only its arguments tell
+        if any(key in root for key in _OF_KTO):
+            problem = root[next(key for key in _OF_KTO if key in root)]
+            work.problem(problem, "kto is not supported", f"supported: {', '.join(PREFERENCES)}")
+            return ""
+        told = ("cpo_alpha", "beta", *_OF_DPO) if not work.is_expert_manifest else ()
+        given = [root[key] for key in told if root.get(key, none).value is not None]
+        is_loss = its in (*DPO_LOSSES, "simpo")
+        if not given and not is_loss:
+            if loss.value is not None:
+                root["loss_type"] = loss
+            return ""
+        found = loss if is_loss else given[0]
+        word = "cpo" if "cpo_alpha" in root else "dpo"
+    else:
+        word = str(found.value).lower()
+    if its in PREFERENCES:
+        word = its
+    elif loss.value is not None and its != "sigmoid":
+        root["loss_type"] = loss
+    root["method"] = with_value(found, word)
+    work.read_as(found, f"training.config.method: {word}")
+    return word
+
+
+def pair_columns(work: Migration, fields: Entries) -> Entries:
+    """The columns of preferred and rejected answers that an entry of a data set names."""
+    names = {
+        "field_chosen": "response",
+        "chosen": "response",
+        "field_rejected": "rejected",
+        "rejected": "rejected",
+    }
+    found: Entries = {}
+    for key, part in names.items():
+        item = take(fields, key)
+        if item.value not in (None, "chosen", "rejected"):
+            found[part] = item
+    take(fields, "ranking")
+    label = take(fields, "kto_tag")
+    if label.value:
+        work.problem(label, "kto is not supported", f"supported: {', '.join(PREFERENCES)}")
+    return found
