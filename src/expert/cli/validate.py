@@ -29,8 +29,6 @@ from expert.cli.show.options import (
     RunFolder,
     UsageError,
     chosen_run,
-    gpus_option,
-    hint_unused_gpus,
     json_option,
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
@@ -102,13 +100,6 @@ Judge = Annotated[
         "if they are short, open (loss against the base) if not."
     ),
 ]
-Gpus = Annotated[
-    str | None,
-    gpus_option(
-        "Share the work among several GPUs of this machine: all, a number of them, or these. With "
-        "--device cpu: that many processes."
-    ),
-]
 CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases, evenly spread.")]
 
 
@@ -130,7 +121,6 @@ def validate(
     limit: CaseLimit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampled answers.")] = 0,
     device: ComputeDevice = Device.auto,
-    gpus: Gpus = None,
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
     """Score answers to held-out rows and decide the quality gate."""
@@ -141,19 +131,13 @@ def validate(
     }
     from expert.jobs.validate.validate import validate as validate_job
     from expert.parallel.launch import world_from_environment
-    from expert.planning.machine.machine import describe_machine
-    from expert.run.stored.load import pick_device
 
     if world_from_environment().size > 1:  # each process would do all the work
         raise UsageError(
-            "torchrun has started expert validate several times  (start it once: --gpus all "
-            "shares the work among the cards)"
+            "torchrun has started expert validate several times  (start it once: it uses one card)"
         )
     run = chosen_run(run, expert, prefer="finished")
     console = make_console(error=as_json, needed=False)
-    cards = len(describe_machine().gpus) if gpus is None and device != Device.cpu else 0
-    if cards > 1:
-        hint_unused_gpus(console, gpus, cards, pick_device(device.value).type)
     with ValidatingView(console) as view:
         done = validate_job(run, **asked, tell=view)
     if as_json:
@@ -348,9 +332,8 @@ def _example_lines(done: Validation) -> list[Line]:
         if not wrong:
             wrong, what, style = [each for each in cases if each.is_open], "open answer", ""
         return _cases(wrong[:SHOWN], counted(len(wrong), what), style)
-    low, high = compared.interval or (0.0, 0.0)
     against = (
-        f"against the baseline {compared.difference:+.1%} ({low:+.1%} to {high:+.1%}): "
+        f"against the baseline {compared.difference:+.1%}: "
         f"{len(compared.wins)} won, {len(compared.losses)} lost, p = {compared.p_value or 0.0:.2g}"
     )
     lost = [each for each in wrong if each.case.id in set(compared.losses)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from expert.answer.decoding import resolve_decoding
 from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.jobs.validate.held_out import Run
+from expert.jobs.validate.requirements import choose_judge
 from expert.jobs.validate.test_sets import TestSet, find_test_set
-from expert.jobs.validate.validate import evaluate_model
+from expert.jobs.validate.validate import answer_rows, judge_answers
 from expert.jobs.validate.validation import CheckpointResult
 from expert.run.stored.load import Trained
 
@@ -106,7 +108,12 @@ class QualityCheck:
                 told.add(doing)
                 self._tell(doing)
 
-        return evaluate_model(self._run, named, self._test, tell=tell)
+        run, test = self._run, self._test
+        judging = choose_judge(run, test, None, {})
+        how = resolve_decoding(run.plan, {})[0]
+        result, answers = answer_rows(run, named, test, judging, how, tell=tell)
+        cases = judge_answers(run, what, answers, judging, tell=tell)
+        return replace(result, cases=cases)
 
 
 def _result(result: CheckpointResult) -> Result:

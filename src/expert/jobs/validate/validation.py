@@ -15,7 +15,6 @@ from expert.judging.gate import MIN_NEW_CASES, Gate, ModelResult, Scores, gate_s
 from expert.judging.judge_command import JUDGE
 from expert.judging.oracles.oracle import Judgement, missing_packages
 from expert.judging.oracles.text import OPEN_KIND
-from expert.judging.oracles.typescript import find_tsc
 from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
@@ -297,10 +296,4 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
         if missing := missing_packages(each):
             names, how = ", ".join(missing).replace("_", "-"), pip_install("validate")
             notes.append(f"{each}: {names} not installed: cases have no oracle  ({how})")
-    typed = any(case.check.get("equals") is False for case in cases)
-    if "typescript" in domains and typed and find_tsc() is None:
-        notes.append(
-            "typescript: tsc is not installed: types are not checked  (npm install --global "
-            "typescript)"
-        )
     return notes
