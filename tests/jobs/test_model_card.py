@@ -252,7 +252,7 @@ def test_languages_are_those_of_the_manifest_and_never_guessed():
 def test_a_card_says_what_the_expert_does_how_to_ask_it_and_where_it_fails():
     done, plan = exported("lora"), read_plan(RunFolder(finished("lora")))
     verdict = SavedVerdict(
-        passed=True, reasons="", cases=200, accuracy=0.975, baseline="1.0% (base)"
+        passed=True, reasons="", words="97.5%", accuracy=0.975, baseline="1.0% (base)"
     )
     manifest = {
         "description": "Repairs *broken* JSON.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,11 +39,11 @@ from expert.judging.domain import JUDGES
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.validate.validation import CheckpointResult, Judged, Validation
+    from expert.jobs.validate.validation import CheckpointResult, Validation
     from expert.training.evaluation import EvalResult
 
 SHOWN = 3
-"""Examples of wrong answers (losses first), and of wins."""
+"""Examples of wrong answers."""
 SHOWN_CHARACTERS = 160
 Domain = StrEnum("Domain", list(JUDGES))  # type: ignore[misc] # the choices of --domain
 
@@ -324,33 +324,20 @@ def _loss_facts(rows: EvalResult) -> dict[str, str]:
 
 
 def _example_lines(done: Validation) -> list[Line]:
-    """Some wrong answers; with a baseline, first those that it got right, and some wins."""
+    """Some wrong answers, first those that the baseline got right; without any, open answers."""
     compared, cases = done.comparison, done.result.cases
-    wrong = [each for each in cases if each.judgement.passed is False]
-    if compared is None or compared.difference is None:
-        what, style = "wrong answer", "yellow"
-        if not wrong:
-            wrong, what, style = [each for each in cases if each.is_open], "open answer", ""
-        return _cases(wrong[:SHOWN], counted(len(wrong), what), style)
-    against = (
-        f"against the baseline {compared.difference:+.1%}: "
-        f"{len(compared.wins)} won, {len(compared.losses)} lost, p = {compared.p_value or 0.0:.2g}"
-    )
-    lost = [each for each in wrong if each.case.id in set(compared.losses)]
-    others = [each for each in wrong if each.case.id not in set(compared.losses)]
-    won = [each for each in cases if each.case.id in set(compared.wins)]
-    head = counted(len(others), "other wrong answer" if lost else "wrong answer")
-    return [
-        (against, "bold"),
-        *_cases(lost[:SHOWN], "lost", "red"),
-        *_cases(others[: max(0, SHOWN - len(lost))], head, "yellow"),
-        *_cases(won[:SHOWN], "won", "green"),
-    ]
-
-
-def _cases(cases: Sequence[Judged], title: str, style: str) -> list[Line]:
-    lines = [(f"{title}:", style)] if cases else []
-    for each in cases:
+    shown, what = [each for each in cases if each.judgement.passed is False], "wrong answer"
+    if not shown:
+        shown, what = [each for each in cases if each.is_open], "open answer"
+    lines: list[Line] = []
+    if compared is not None and compared.difference is not None:
+        lost = set(compared.losses)
+        shown.sort(key=lambda each: each.case.id not in lost)
+        text = f"{len(compared.wins)} won, {len(lost)} lost, p = {compared.p_value or 0.0:.2g}"
+        lines.append((f"against the baseline {compared.difference:+.1%}: {text}", "bold"))
+    if shown:
+        lines.append((f"{counted(len(shown), what)}:", "yellow" if what == "wrong answer" else ""))
+    for each in shown[:SHOWN]:
         lines.append((f"  {each.case.id}: {_short(each.case.prompt)}", ""))
         lines.append((f"    expected {_short(each.case.expected)}", "dim"))
         lines.append((f"    answered {_short(each.answer) or 'nothing'}", "dim"))

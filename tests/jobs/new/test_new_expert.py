@@ -383,7 +383,7 @@ def test_rows_in_another_encoding_are_read_as_it_is_named(tmp_path):
     with pytest.raises(CannotCreate, match=said):
         new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path)
     made = new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path, encoding="cp1252")
-    assert made.warnings == ()
+    assert made.warnings == []
     assert read_manifest(made.manifest).manifest.training.dataset.encoding == "cp1252"
     assert check_dataset(made.manifest).problems == []
     assert plan(made.manifest).length.rows == 18

@@ -348,7 +348,7 @@ def _exported(
         quantised_share=expected.quantised_share,
         validation=warnings[0],
         base=warnings[1],
-        judged=verdict.in_words() if verdict is not None and not verdict.outdated else "",
+        judged=verdict.words if verdict is not None and not verdict.outdated else "",
         gguf=source.gguf,
         file=written.file,
         quality=written.quality,
