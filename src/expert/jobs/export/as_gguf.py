@@ -6,7 +6,7 @@ import importlib.util
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from expert.jobs.export.chat_format import (
 )
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import Expected, Written, compare, logits_of
-from expert.jobs.export.exported import Exported, ExportRequest, Kind
+from expert.jobs.export.exported import ExportRequest, Kind
 from expert.jobs.export.gguf_file.architecture import (
     Family,
     family_of,
@@ -102,7 +102,7 @@ def write_gguf_model(
     check = QualityCheck(run, trained, source.judged_rows, tell)
     file = _file_name(source)
     tell(f"writing {file}")
-    tensors = write_model(target / file, model, family, words, kind, _about(source))
+    write_model(target / file, model, family, words, kind, _about(source))
     tell(f"reading {file} back")
     read_into(target / file, model, family)
     difference = compare(expected.logits, [logits_of(model, ids) for ids in expected.ids])
@@ -115,15 +115,13 @@ def write_gguf_model(
             "conversations get different answers"
         )
     notes += _write_modelfile(expected, trained, target, file)
-    return Written(
-        file=file, difference=difference, quality=quality, tensors=tensors, notes=tuple(notes)
-    )
+    return Written(file=file, difference=difference, quality=quality, notes=tuple(notes))
 
 
 def write_adapter(
     path: Path, folder: Path, config: Any, family: Family, about: GgufMetadata
-) -> int:
-    """Write the adapter of a PEFT folder; returns how many matrices it changes.
+) -> None:
+    """Write the adapter of a PEFT folder.
 
     llama.cpp scales by alpha / rank; other scaling (rslora, per-module ranks) is multiplied into B.
     """
@@ -156,7 +154,6 @@ def write_adapter(
     writer.add_float32("adapter.lora.alpha", float(settings["lora_alpha"]))
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     write_tensors(writer, shapes, dict.fromkeys(tensors, "F32"), iter(tensors.values()))
-    return len(pairs)
 
 
 def _scaling(settings: Mapping[str, Any], module: str) -> float:
@@ -193,7 +190,7 @@ def write_gguf_adapter(
     with tempfile.TemporaryDirectory(prefix="expert-adapter-") as place:
         save(Path(place))
         path = target / file
-        changed = write_adapter(path, Path(place), config, family, about)
+        write_adapter(path, Path(place), config, family, about)
     base = model.unload()
     base_plan = source.plan.model
     if base_plan.place == "built-in":
@@ -211,12 +208,7 @@ def write_gguf_adapter(
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
     notes = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
-    return Written(
-        file=file,
-        difference=difference,
-        tensors={"F32": 2 * changed},
-        notes=(*words.notes, *notes),
-    )
+    return Written(file=file, difference=difference, notes=(*words.notes, *notes))
 
 
 def _file_name(source: ExportRequest) -> str:
@@ -279,19 +271,3 @@ def _write_modelfile(
     )
     (target / MODELFILE).write_text(text, encoding="utf-8")
     return [note] if note else []
-
-
-def gguf_record(done: Exported, written: Written) -> dict[str, object]:
-    """The file and the results of its checks, for export.json."""
-    return {
-        "file": written.file,
-        "type": done.gguf,
-        "tensors": dict(written.tensors),
-        "logits": {
-            "texts": done.texts,
-            "largest_difference": done.largest_difference,
-            "share_of_spread": done.share,
-        },
-        "quality": asdict(written.quality) if written.quality is not None else None,
-        "notes": list(written.notes),
-    }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,15 +69,13 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written, and the results of its checks; the last three are those of a GGUF file."""
+    """What was written, and the results of its checks; the last two are those of a GGUF file."""
 
     difference: Difference
     """Between the logits of the export and of the trained model."""
     notes: tuple[str, ...]
     file: str = ""
     quality: Quality | None = None
-    tensors: Mapping[str, int] = field(default_factory=dict)
-    """Number of tensors of each type."""
 
 
 def compare(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Difference:

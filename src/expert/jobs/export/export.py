@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from expert import __version__
 from expert.answer.decoding import (
     DecodingSettings,
     end_tokens,
@@ -17,21 +19,18 @@ from expert.answer.decoding import (
 from expert.core.events import read_events
 from expert.core.publish import publishing
 from expert.core.resources import reporting_disk_full
+from expert.core.rundir import weights_hash
+from expert.core.secrets import redacted
 from expert.core.stored_json import read_object, read_object_or_empty
-from expert.jobs.export.as_gguf import (
-    gguf_record,
-    settle_gguf,
-    write_gguf_adapter,
-    write_gguf_model,
-)
+from expert.jobs.export.as_gguf import settle_gguf, write_gguf_adapter, write_gguf_model
 from expert.jobs.export.card import CardFacts, model_card, prompt_format_of
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import (
     CannotExport,
     check_target_folder,
+    export_refusal,
     gate_warning,
     settle_kind,
-    with_target_in_errors,
 )
 from expert.jobs.export.comparison import (
     CHECKED_TEXTS,
@@ -49,10 +48,10 @@ from expert.jobs.export.comparison import (
 from expert.jobs.export.exported import Exported, ExportRequest
 from expert.jobs.export.gguf_file.file import UNQUANTISED
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
-from expert.jobs.export.push import write_export_record
+from expert.jobs.export.push import EXPORT_RECORD
 from expert.jobs.export.quality import ROWS
 from expert.jobs.export.servers import problems
-from expert.jobs.validate.saved_verdict import read_verdict
+from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, is_jinja
 from expert.model.base_folder import copy_tokenizer
 from expert.model.device_memory import release_memory
@@ -120,9 +119,8 @@ def export(
     if to.is_dir():
         to.rmdir()  # it is empty
     with (
-        with_target_in_errors(to),
-        publishing(to) as temporary,
         reporting_disk_full(to, "the export", None),
+        publishing(to) as temporary,
         without_progress_bar(),
     ):
         if gguf_adapter:
@@ -140,30 +138,78 @@ def export(
             release_memory(source.device)
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
             written = _read_back(source, expected, temporary, prompt_names)
-        _refuse_difference(source, written.difference)
-        done = _exported(source, expected, to, temporary, written, warnings)
+        tolerance = _tolerance(source)
+        _refuse_difference(source, written.difference, tolerance)
+        verdict = read_verdict(folder)
+        done = Exported(
+            run=folder.path,
+            folder=to,
+            kind=source.kind,
+            checkpoint=choice.name,
+            dtype=source.dtype,
+            bytes=sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file()),
+            texts=len(expected.ids),
+            largest_difference=written.difference.largest,
+            share=written.difference.share,
+            tolerance=tolerance,
+            adapter_effect=expected.adapter_effect,
+            quantised_share=expected.quantised_share,
+            validation=warnings[0],
+            base=warnings[1],
+            judged=verdict.words if verdict is not None and not verdict.outdated else "",
+            gguf=source.gguf,
+            file=written.file,
+            quality=written.quality,
+            notes=written.notes,
+        )
         known = CardFacts(
             list(read_events(folder.events)),
             read_object_or_empty(folder.environment),
             read_object_or_empty(folder.manifest),
-            read_verdict(folder),
+            verdict,
             expected.prompt_format,
             (temporary / CHAT_TEMPLATE).is_file(),
         )
         (temporary / "README.md").write_text(model_card(plan, done, known), encoding="utf-8")
-        # What `expert serve` needs to know of the export, besides its files.
-        own = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
-               if key in plan.decoding}  # fmt: skip
-        more: dict[str, Any] = {"name": plan.expert, "decoding": own}
-        if source.kind == "adapter":
-            more["base"] = {
-                "quantization": plan.model.quantization,
-                "revision": hub_reference(plan.model)[1],
-                "weights": weights_trained_on(folder),
-            }
-        more |= gguf_record(done, written) if source.gguf else {}
-        write_export_record(temporary, folder, choice, done, more)
+        _write_record(source, done, temporary, verdict)
     return done
+
+
+def _write_record(
+    source: ExportRequest, done: Exported, target: Path, verdict: SavedVerdict | None
+) -> None:
+    """Write the origin of an export, without any local path, for `--push` and `expert serve`."""
+    plan = source.plan
+    judged = verdict if verdict is not None and not verdict.outdated else None
+    record: dict[str, Any] = {
+        "expert": __version__,
+        "run": source.folder.path.name,
+        "checkpoint": done.checkpoint,
+        "weights": weights_hash(source.choice.path),
+        "kind": done.kind,
+        "dtype": done.dtype,
+        "gate": {
+            "passed": judged.passed if judged is not None else None,
+            "refused": export_refusal(judged) if judged is not None else "",
+        },
+        "name": plan.expert,
+        "decoding": {
+            key: plan.decoding[key]
+            for key in DecodingSettings.__annotations__
+            if key in plan.decoding
+        },
+    }
+    if source.kind == "adapter":
+        record["base"] = {
+            "quantization": plan.model.quantization,
+            "revision": hub_reference(plan.model)[1],
+            "weights": weights_trained_on(source.folder),
+        }
+    if source.gguf:
+        quality = asdict(done.quality) if done.quality is not None else None
+        record |= {"file": done.file, "type": done.gguf, "quality": quality}
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    (target / EXPORT_RECORD).write_text(redacted(text) + "\n", encoding="utf-8")
 
 
 def _load(source: ExportRequest) -> tuple[Trained, Expected]:
@@ -300,20 +346,6 @@ def _read_back(
     return Written(difference=difference, notes=notes)
 
 
-def _refuse_difference(source: ExportRequest, difference: Difference) -> None:
-    """CannotExport if the logits differ by more than the tolerance, or are NaN; quantised files
-    have no tolerance (None)."""
-    tolerance = _tolerance(source)
-    if difference.within(float("inf") if tolerance is None else tolerance):
-        return
-    fix = {"adapter": "--merged --dtype fp32", "merged": "--dtype fp32", "model": "--dtype fp32"}
-    off = "are not numbers" if tolerance is None else in_words(difference, tolerance)
-    raise CannotExport(
-        f"{source.folder.path}: the export differs from the trained model: its logits {off}; "
-        f"nothing was written  (try {'--gguf f32' if source.gguf else fix[source.kind]})"
-    )
-
-
 def _tolerance(source: ExportRequest) -> float | None:
     """The tolerance of the coarser dtype of training and export; None for quantised GGUF files."""
     loaded = source.dtype if source.kind == "merged" else source.plan.kernels.precision
@@ -323,34 +355,15 @@ def _tolerance(source: ExportRequest) -> float | None:
     return max(TOLERANCE[loaded], TOLERANCE[source.dtype])
 
 
-def _exported(
-    source: ExportRequest,
-    expected: Expected,
-    to: Path,
-    folder: Path,
-    written: Written,
-    warnings: tuple[str, str],
-) -> Exported:
-    """The result of the export; `warnings`: about its validation and its base."""
-    verdict = read_verdict(source.folder)
-    return Exported(
-        run=source.folder.path,
-        folder=to,
-        kind=source.kind,
-        checkpoint=source.choice.name,
-        dtype=source.dtype,
-        bytes=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
-        texts=len(expected.ids),
-        largest_difference=written.difference.largest,
-        share=written.difference.share,
-        tolerance=_tolerance(source),
-        adapter_effect=expected.adapter_effect,
-        quantised_share=expected.quantised_share,
-        validation=warnings[0],
-        base=warnings[1],
-        judged=verdict.words if verdict is not None and not verdict.outdated else "",
-        gguf=source.gguf,
-        file=written.file,
-        quality=written.quality,
-        notes=written.notes,
+def _refuse_difference(
+    source: ExportRequest, difference: Difference, tolerance: float | None
+) -> None:
+    """CannotExport if the logits differ by more than the tolerance, or are NaN."""
+    if difference.within(float("inf") if tolerance is None else tolerance):
+        return
+    fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
+    off = "are not numbers" if tolerance is None else in_words(difference, tolerance)
+    raise CannotExport(
+        f"{source.folder.path}: the export differs from the trained model: its logits {off}; "
+        f"nothing was written  (try {'--gguf f32' if source.gguf else fix})"
     )

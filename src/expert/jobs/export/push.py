@@ -6,9 +6,8 @@ interruption the hub keeps uploaded files, which are not sent again.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +18,10 @@ from expert.core.errors import EXIT_UNAVAILABLE, Damaged, ExpertError
 from expert.core.install import NAME
 from expert.core.interrupts import Interrupted
 from expert.core.publish import DONE, damage
-from expert.core.rundir import RunFolder, weights_hash
 from expert.core.secrets import redacted
 from expert.core.stored_json import read_object_or_empty
 from expert.core.text import counted, gib, shell_quoted
-from expert.jobs.export.checks import CannotExport, export_refusal
-from expert.jobs.export.exported import Exported
-from expert.jobs.validate.saved_verdict import read_verdict
-from expert.run.stored.choose_checkpoint import Choice
+from expert.jobs.export.checks import CannotExport
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -58,29 +53,6 @@ class Pushed:
     """Bytes by name."""
     others: list[str]
     """Files in the repository that are not part of this export."""
-
-
-def write_export_record(
-    target: Path, folder: RunFolder, choice: Choice, done: Exported, more: Mapping[str, object]
-) -> None:
-    """Write the origin of an export and `more`, without any local path."""
-    verdict = read_verdict(folder)
-    judged = verdict if verdict is not None and not verdict.outdated else None
-    record = {
-        "expert": __version__,
-        "run": folder.path.name,
-        "checkpoint": done.checkpoint,
-        "weights": weights_hash(choice.path),
-        "kind": done.kind,
-        "dtype": done.dtype,
-        "gate": {
-            "passed": judged.passed if judged is not None else None,
-            "refused": export_refusal(judged) if judged is not None else "",
-        },
-        **more,
-    }
-    text = json.dumps(record, indent=2, ensure_ascii=False)
-    (target / EXPORT_RECORD).write_text(redacted(text) + "\n", encoding="utf-8")
 
 
 def check_push(repository: str) -> HfApi:
