@@ -292,27 +292,27 @@ def gate_lines(done: Validation) -> list[Line]:
 
 
 def _facts(side: CheckpointResult) -> dict[str, str]:
-    known, total = _loss_facts(side.rows), len(side.cases)
-    if not total:
+    known, score = _loss_facts(side.rows), side.score
+    if not side.cases:
         return known
-    score = side.score
-    exact = {
-        "exact match": _percent(sum(each.exact for each in side.cases) / total),
-        "match ignoring whitespace": _percent(sum(each.normalised for each in side.cases) / total),
-    }
     counts = " / ".join(map(str, (score.passed, score.failed, score.without_oracle)))
     if side.is_scored:
         mean = "–" if side.scores.mean is None else f"{side.scores.mean:.3g}"
-        facts = {"mean score": f"{mean} of {side.scores.scored}"}
-        facts |= {"enough / too low / no score": counts, **exact, **known}
+        known = {
+            "mean score": f"{mean} of {side.scores.scored}",
+            "enough / too low / no score": counts,
+            **known,
+        }
     elif score.cases:
-        facts = {"accuracy": _percent(score.accuracy), "95 % interval": _interval(score.interval)}
-        facts |= {"correct / wrong / not judged": counts, **exact, **known}
-    else:  # open text: an exact match is shown, but not required
-        facts = known | {f"{name} (not required)": text for name, text in exact.items()}
+        known = {
+            "accuracy": _percent(score.accuracy),
+            "95 % interval": _interval(score.interval),
+            "correct / wrong / not judged": counts,
+            **known,
+        }
     rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
-    facts["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
-    return facts
+    known["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
+    return known
 
 
 def _loss_facts(rows: EvalResult) -> dict[str, str]:

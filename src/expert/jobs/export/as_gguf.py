@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.answer.decoding import end_tokens, resolve_decoding
+from expert.core.errors import ExpertError
 from expert.core.install import pip_install
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.data.template.templates import NamedTemplate
@@ -44,9 +46,9 @@ from expert.jobs.export.gguf_file.file import (
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
 from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.quality import QualityCheck
+from expert.jobs.export.quality import Quality, quality_lost, results_of
 from expert.jobs.validate.held_out import Run
-from expert.jobs.validate.test_sets import data_folder
+from expert.jobs.validate.test_sets import data_folder, find_test_set
 from expert.manifest.schema.kinds import ADAPTERS, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
@@ -99,14 +101,21 @@ def write_gguf_model(
     family, words = _described(trained, expected)
     folder, plan = source.folder, source.plan
     run = Run(folder, plan, data_folder(folder, plan, None))
-    check = QualityCheck(run, trained, source.judged_rows, tell)
-    file = _file_name(source)
+    test, quality = None, Quality(unknown="--judged-rows 0")
+    if source.judged_rows:
+        try:
+            test = find_test_set(run, named=None).limited(source.judged_rows)
+            before = results_of(run, trained, test, "the expert", tell)
+        except (ExpertError, OSError, ValueError) as error:
+            test, quality = None, Quality(unknown=str(error).strip().partition("\n")[0])
+    file = f"{folder_name(plan.expert)}-{kind}.gguf"
     tell(f"writing {file}")
     write_model(target / file, model, family, words, kind, _about(source))
     tell(f"reading {file} back")
     read_into(target / file, model, family)
     difference = compare(expected.logits, [logits_of(model, ids) for ids in expected.ids])
-    quality = check.after(trained, kind)
+    if test is not None:
+        quality = quality_lost(test, before, results_of(run, trained, test, kind, tell))
     notes = [*words.notes]
     window = window_of(model.config)
     if window and not family.windows and window < model.config.max_position_embeddings:
@@ -116,6 +125,21 @@ def write_gguf_model(
         )
     notes += _write_modelfile(expected, trained, target, file)
     return Written(file=file, difference=difference, quality=quality, notes=tuple(notes))
+
+
+def save_adapter(source: ExportRequest, trained: Trained, target: Path) -> None:
+    """Write the adapter in PEFT's format, as it was saved."""
+    from expert.model.saving import save_trained
+
+    place = source.choice.path
+    if not source.choice.is_final:
+        save_trained(trained.loaded, target)
+        return
+    for path in sorted(place.rglob("*")):
+        name = path.relative_to(place)
+        if path.is_file() and name.name not in ("DONE", "README.md"):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / name, follow_symlinks=False)
 
 
 def write_adapter(
@@ -173,22 +197,19 @@ def _scaling(settings: Mapping[str, Any], module: str) -> float:
 
 
 def write_gguf_adapter(
-    source: ExportRequest,
-    expected: Expected,
-    trained: Trained,
-    target: Path,
-    save: Callable[[Path], None],
+    source: ExportRequest, expected: Expected, trained: Trained, target: Path
 ) -> Written:
-    """Write the adapter alone; `save` writes it in PEFT's format. A built-in base is written next
-    to it, since it is not on the hub."""
+    """Write the adapter alone. A built-in base is written next to it, since it is not on the
+    hub."""
     import gguf
     import torch
 
     model: Any = trained.loaded.module
     family, words = _described(trained, expected)
-    file, config, about = _file_name(source), trained.loaded.causal_lm.config, _about(source)
+    config, about = trained.loaded.causal_lm.config, _about(source)
+    file = f"{folder_name(source.plan.expert)}-lora.gguf"
     with tempfile.TemporaryDirectory(prefix="expert-adapter-") as place:
-        save(Path(place))
+        save_adapter(source, trained, Path(place))
         path = target / file
         write_adapter(path, Path(place), config, family, about)
     base = model.unload()
@@ -209,10 +230,6 @@ def write_gguf_adapter(
     difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
     notes = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
     return Written(file=file, difference=difference, notes=(*words.notes, *notes))
-
-
-def _file_name(source: ExportRequest) -> str:
-    return f"{folder_name(source.plan.expert)}-{source.gguf}.gguf"
 
 
 def _about(source: ExportRequest) -> GgufMetadata:

@@ -204,17 +204,17 @@ def steps_and_epochs(plan: RunPlan, done: Exported, events: Sequence[Event]) -> 
     """Steps and epochs of training of the exported weights, with those planned if different."""
     asked = f"{plan.length.epochs:.3g}"
     named = re.search(r"step-(\d+)", done.checkpoint)
-    step = int(named[1]) if named else None
-    for event in events if step is None else ():
-        if event["event"] in ("finished", "step", "took_best"):
-            step = int(event["step"])
-        if event["event"] == "took_best":
-            break
-    if step is None:
+    ends = [each for each in events if each["event"] in ("finished", "step", "took_best")]
+    last = next((each for each in ends if each["event"] == "took_best"), ends[-1] if ends else None)
+    if named is not None:
+        step = int(named[1])
+    elif last is not None:
+        step = int(last["step"])
+    else:
         return "unknown", f"unknown (asked for: {asked})"
     planned = plan.length.total_steps
     steps = f"{step:,}" + (f" of {planned:,}" if planned and planned != step else "")
-    logged = [each for each in events if each["event"] == "step" and each["step"] <= step]
+    logged = [each for each in ends if each["event"] == "step" and each["step"] <= step]
     if not logged or logged[-1].get("epoch") is None:
         return steps, f"unknown (asked for: {asked})"
     # The last log line may be some steps earlier.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,12 @@ from expert.core.resources import reporting_disk_full
 from expert.core.rundir import weights_hash
 from expert.core.secrets import redacted
 from expert.core.stored_json import read_object, read_object_or_empty
-from expert.jobs.export.as_gguf import settle_gguf, write_gguf_adapter, write_gguf_model
+from expert.jobs.export.as_gguf import (
+    save_adapter,
+    settle_gguf,
+    write_gguf_adapter,
+    write_gguf_model,
+)
 from expert.jobs.export.card import CardFacts, model_card, prompt_format_of
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import (
@@ -124,9 +128,7 @@ def export(
         without_progress_bar(),
     ):
         if gguf_adapter:
-            written = write_gguf_adapter(
-                source, expected, trained, temporary, lambda at: _write_adapter(source, trained, at)
-            )
+            written = write_gguf_adapter(source, expected, trained, temporary)
         elif source.gguf:
             written = write_gguf_model(source, expected, trained, temporary, tell)
         else:
@@ -273,7 +275,7 @@ def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> N
     how, _ = resolve_decoding(source.plan, {})
     generation = generation_config(how, end_tokens(trained.encoder, trained.template))
     if source.kind == "adapter":
-        _write_adapter(source, trained, target)
+        save_adapter(source, trained, target)
         name = portable_base(source.plan.model, with_hashes=False).name
         for file in target.rglob("adapter_config.json"):  # PEFT wrote the local path of the base
             settings = {**read_object(file), "base_model_name_or_path": name}
@@ -314,20 +316,6 @@ def _write_chat_template(trained: Trained, target: Path) -> None:
         settings = read_object(file)
         if settings.pop("chat_template", None) is not None:
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def _write_adapter(source: ExportRequest, trained: Trained, target: Path) -> None:
-    from expert.model.saving import save_trained
-
-    place = source.choice.path
-    if not source.choice.is_final:
-        save_trained(trained.loaded, target)
-        return
-    for path in sorted(place.rglob("*")):
-        name = path.relative_to(place)
-        if path.is_file() and name.name not in ("DONE", "README.md"):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target / name, follow_symlinks=False)
 
 
 def _read_back(

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from expert.answer.decoding import resolve_decoding
-from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.requirements import choose_judge
-from expert.jobs.validate.test_sets import TestSet, find_test_set
+from expert.jobs.validate.test_sets import TestSet
 from expert.jobs.validate.validate import answer_rows, judge_answers
 from expert.jobs.validate.validation import CheckpointResult
 from expert.run.stored.load import Trained
@@ -51,10 +50,11 @@ class Quality:
             return []
         change = f"{round(after.loss - before.loss, 4) + 0.0:+.4f}"  # never -0.0000
         rows = [("loss", f"{before.loss:.4f}", f"{after.loss:.4f}", change)]
-        for name in ("token_accuracy", "accuracy"):
-            one, other = getattr(before, name), getattr(after, name)
+        for shown, one, other in (
+            ("token accuracy", before.token_accuracy, after.token_accuracy),
+            ("answers right", before.accuracy, after.accuracy),
+        ):
             if one is not None and other is not None:
-                shown = "answers right" if name == "accuracy" else "token accuracy"
                 change = f"{100 * (other - one):+.2f} points"
                 rows.append((shown, f"{one:.2%}", f"{other:.2%}", change))
         if self.cases:
@@ -67,55 +67,39 @@ class Quality:
         return f"{counted(self.rows, 'row')}{asked} ({self.test_set})"
 
 
-class QualityCheck:
-    """Held-out rows, and the expert's results on them before quantising."""
+def results_of(
+    run: Run, trained: Trained, test: TestSet, what: str, tell: Callable[[str], None]
+) -> CheckpointResult:
+    """Judge a loaded model on held-out rows under a name of its own."""
+    told: set[str] = set()
 
-    def __init__(self, run: Run, trained: Trained, most: int, tell: Callable[[str], None]) -> None:
-        self._run, self._tell = run, tell
-        self._test: TestSet | None = None
-        self.unknown = "" if most else "--judged-rows 0"
-        if not most:
-            return
-        try:
-            self._test = find_test_set(run, named=None).limited(most)
-            self._before = self._reached(trained, "the expert")
-        except (ExpertError, OSError, ValueError) as error:
-            self._test = None
-            self.unknown = str(error).strip().partition("\n")[0]
+    def stage(doing: str, done: int, of: int) -> None:
+        if doing not in told:  # one line per stage, not per row
+            told.add(doing)
+            tell(doing)
 
-    def after(self, trained: Trained, what: str) -> Quality:
-        """Compare with the results of `trained`, which now has the quantised weights."""
-        if self._test is None:
-            return Quality(unknown=self.unknown)
-        before, after = self._before, self._reached(trained, what)
-        pairs = zip(before.cases, after.cases, strict=True)
-        return Quality(
-            test_set=self._test.name,
-            rows=len(self._test.examples),
-            cases=len(before.cases),
-            before=_result(before),
-            after=_result(after),
-            same_answers=sum(first.answer == second.answer for first, second in pairs),
+    named = replace(trained, choice=replace(trained.choice, name=what))
+    judging, how = choose_judge(run, test, None, {}), resolve_decoding(run.plan, {})[0]
+    result, answers = answer_rows(run, named, test, judging, how, tell=stage)
+    return replace(result, cases=judge_answers(run, what, answers, judging, tell=stage))
+
+
+def quality_lost(test: TestSet, before: CheckpointResult, after: CheckpointResult) -> Quality:
+    """Compare the results of an expert with those of its quantised weights."""
+    results = [
+        Result(
+            loss=each.rows.loss,
+            token_accuracy=each.rows.token_accuracy,
+            accuracy=each.score.accuracy,
         )
-
-    def _reached(self, trained: Trained, what: str) -> CheckpointResult:
-        assert self._test is not None
-        named = replace(trained, choice=replace(trained.choice, name=what))
-        told: set[str] = set()
-
-        def tell(doing: str, done: int, of: int) -> None:
-            if doing not in told:  # one line per stage, not per row
-                told.add(doing)
-                self._tell(doing)
-
-        run, test = self._run, self._test
-        judging = choose_judge(run, test, None, {})
-        how = resolve_decoding(run.plan, {})[0]
-        result, answers = answer_rows(run, named, test, judging, how, tell=tell)
-        cases = judge_answers(run, what, answers, judging, tell=tell)
-        return replace(result, cases=cases)
-
-
-def _result(result: CheckpointResult) -> Result:
-    rows, accuracy = result.rows, result.score.accuracy
-    return Result(loss=rows.loss, token_accuracy=rows.token_accuracy, accuracy=accuracy)
+        for each in (before, after)
+    ]
+    pairs = zip(before.cases, after.cases, strict=True)
+    return Quality(
+        test_set=test.name,
+        rows=len(test.examples),
+        cases=len(before.cases),
+        before=results[0],
+        after=results[1],
+        same_answers=sum(first.answer == second.answer for first, second in pairs),
+    )

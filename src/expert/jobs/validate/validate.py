@@ -30,7 +30,6 @@ from expert.jobs.validate.test_sets import (
     with_rendered_answers,
 )
 from expert.jobs.validate.validation import CheckpointResult, Judged, Validation, notes_on
-from expert.judging.answers import normalised, unfenced
 from expert.judging.domain import is_strict
 from expert.judging.gate import MAX_REGRESSION, MIN_NEW_CASES, ModelResult, evaluate_gate
 from expert.judging.judge_command import score_all
@@ -305,8 +304,6 @@ def judge_answers(
             case=case,
             answer=text,
             judgement=_with_end(judgement, answer),
-            exact=text == case.expected.strip(),
-            normalised=normalised(unfenced(text)) == normalised(case.expected),
             learnt=case.id in learnt,
         )
         for (case, answer), text, judgement in zip(answers, texts, judgements, strict=True)

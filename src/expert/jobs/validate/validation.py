@@ -31,10 +31,6 @@ class Judged:
     case: Case
     answer: str
     judgement: Judgement
-    exact: bool
-    """The answer equals the expected one exactly."""
-    normalised: bool
-    """Equal except for whitespace and a Markdown fence."""
     learnt: bool = False
     """Prompt and answer are among the rows the run was trained on."""
 
@@ -246,8 +242,6 @@ def result_facts(result: CheckpointResult, *, cases: bool = True) -> dict[str, A
         "passed": score.passed,
         "failed": score.failed,
         "without_oracle": score.without_oracle,
-        "exact": sum(each.exact for each in result.cases),
-        "normalised": sum(each.normalised for each in result.cases),
         "tasks": {
             task: {"accuracy": own.accuracy, "passed": own.passed, "cases": own.cases}
             for task, own in result.by_task().items()
@@ -268,7 +262,6 @@ def result_facts(result: CheckpointResult, *, cases: bool = True) -> dict[str, A
                 "passed": each.judgement.passed,
                 "reason": each.judgement.reason,
                 "kind": each.judgement.kind,
-                "exact": each.exact,
                 "score": each.judgement.score,
                 "learnt": each.learnt,
             }
