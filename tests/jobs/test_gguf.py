@@ -21,6 +21,7 @@ from expert.data.records import Turn
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import LAYOUTS, named_template
 from expert.jobs.export.as_gguf import _scaling
+from expert.jobs.export.card import CardFacts, model_card
 from expert.jobs.export.chat_format import FormatTexts, fixed_texts_of, go_template, jinja_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
@@ -28,8 +29,6 @@ from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.architecture import family_of
 from expert.jobs.export.gguf_file.file import FILE_TYPES, tensor_type
 from expert.jobs.export.gguf_file.k_quants import K_TYPES, k_quantised
-from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.servers import engines, problems
 from expert.jobs.verify import verify
 from expert.run.stored.load import read_plan
 from tests.data.tokenizers import tokenizer_json
@@ -206,17 +205,16 @@ def test_the_file_has_tokenizer_template_and_settings_and_the_modelfile_those_of
 def test_what_rounding_costs_is_printed_recorded_and_in_the_card():
     done = as_q8()
     assert done.quality.rows == 5
-    assert abs(done.quality.after.loss - done.quality.before.loss) < 0.1
+    before, after = done.quality.loss
+    assert before != after == pytest.approx(before, abs=0.1)
     record = json.loads((done.folder / "export.json").read_text(encoding="utf-8"))
-    assert record["quality"]["after"]["loss"] == done.quality.after.loss
+    assert record["quality"]["loss"] == [before, after]
     assert record["type"] == "q8_0"
     assert str(done.run) not in json.dumps(record)
-    shown = "\n".join(text for text, _ in exported_lines(done))
+    words = f"loss {after:.4f} instead of {before:.4f}, token accuracy "
+    assert any(words in text for text, _ in exported_lines(done))
     card = (done.folder / "README.md").read_text(encoding="utf-8")
-    for name, before, after, change in done.quality.table():
-        assert f"| {name} | {before} | {after} | {change} |" in card
-        assert name in shown
-        assert after in shown
+    assert f"What q8_0 costs: {words}" in card.replace("\\", "")
     assert "ollama create demo -f Modelfile" in card
     assert "llama-server -m demo-q8_0.gguf --jinja" in card
     assert "\nlibrary_name: gguf\n" in card
@@ -306,7 +304,7 @@ def test_a_tokenizer_that_cuts_text_in_an_unknown_way_is_refused():
         vocabulary(encoder, template, rows=400, ends=[2], chat_template="")
 
 
-# --- servers -------------------------------------------------------------------------------------
+# --- vLLM ----------------------------------------------------------------------------------------
 
 
 @each(
@@ -320,26 +318,15 @@ def test_a_tokenizer_that_cuts_text_in_an_unknown_way_is_refused():
         ({"type": "lora", "soft_prompts": [{"name": "a"}]}, "merged", None),
     ],
 )
-def test_servers_get_their_command_or_the_reason_why_not(adapter, kind, expected):
+def test_vllm_gets_its_command_where_it_can_load_the_export(adapter, kind, expected):
     plan = read_plan(RunFolder(finished("lora")))
     plan = plan.model_copy(update={"adapter": plan.adapter.model_copy(update=adapter)})
-    found = engines(
-        plan, kind, "fp32", portable_base(plan.model, with_hashes=False), template=True, name="demo"
-    )
-    assert bool(found) == (expected is not None) == (not problems(plan, kind))
-    assert expected is None or expected in found[0].command
-    for server, command, asked in found:
-        assert "model " in asked
-        # Kernels of LoRA, and TGI as a whole, compute in 16 bits only.
-        narrow = kind == "adapter" or server == "TGI"
-        assert ("--dtype float32" in command) == (not narrow), command
+    card = model_card(plan, exported("lora", kind), CardFacts())
+    assert expected in card if expected else "vllm" not in card
 
 
-def test_the_cards_of_folders_have_the_commands_and_warnings_name_what_is_missing():
-    done, dora = exported("lora"), exported("dora")
-    card = (done.folder / "README.md").read_text(encoding="utf-8")
+def test_the_card_of_an_adapter_has_the_command_with_its_own_template():
+    card = (exported("lora").folder / "README.md").read_text(encoding="utf-8")
     assert "--enable-lora --max-lora-rank 8 --lora-modules demo=PATH/TO/THIS/FOLDER" in card
     assert "--chat-template PATH/TO/THIS/FOLDER/chat_template.jinja" in card
-    assert done.warnings() == []
-    assert "not for vLLM, SGLang or TGI: " in dora.warnings()[0]
-    assert "vllm serve" not in (dora.folder / "README.md").read_text(encoding="utf-8")
+    assert exported("lora").warnings() == []

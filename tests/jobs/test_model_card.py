@@ -15,10 +15,9 @@ import pytest
 import yaml
 
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card import CardFacts, PromptFormat, languages, model_card
+from expert.jobs.export.card import FOLDER, CardFacts, PromptFormat, languages, model_card
 from expert.jobs.export.export import export
 from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.servers import FOLDER
 from expert.jobs.sample.sample import sample
 from expert.jobs.validate.saved_verdict import SavedVerdict
 from expert.run.stored.load import read_plan

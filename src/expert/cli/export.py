@@ -149,20 +149,7 @@ def exported_lines(done: Exported) -> list[Line]:
     return [
         (f"✓ wrote {what} ({done.checkpoint}, {dtype}, {gib(done.bytes)}): {done.folder}", ""),
         (f"  {compared}", "dim"),
-        *_quality_lines(done),
+        *([(f"  {done.quality.in_words()}", "")] if done.quality is not None else []),
         (f"  {judged}", "dim"),
         *((f"warning: {warning}", "yellow") for warning in done.warnings()),
     ]
-
-
-def _quality_lines(done: Exported) -> list[Line]:
-    """What quantising costs, as a small table."""
-    if done.quality is None or done.quality.unknown:
-        return []
-    rows = [("", "expert", done.gguf, "change"), *done.quality.table()]
-    widths = [max(len(row[place]) for row in rows) for place in range(4)]
-    lines = [
-        "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, cell, width in cells)
-        for cells in ([(place, row[place], widths[place]) for place in range(4)] for row in rows)
-    ]
-    return [(f"  on {done.quality.on()}:", ""), *((f"    {line.rstrip()}", "") for line in lines)]

@@ -27,7 +27,7 @@ from expert.jobs.export.chat_format import (
 )
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import Expected, Written, compare, logits_of
-from expert.jobs.export.exported import ExportRequest, Kind
+from expert.jobs.export.exported import ExportRequest, Kind, Quality
 from expert.jobs.export.gguf_file.architecture import (
     Family,
     family_of,
@@ -46,8 +46,8 @@ from expert.jobs.export.gguf_file.file import (
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
 from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.quality import Quality, quality_lost, results_of
 from expert.jobs.validate.held_out import Run
+from expert.jobs.validate.row_losses import row_losses
 from expert.jobs.validate.test_sets import data_folder, find_test_set
 from expert.manifest.schema.kinds import ADAPTERS, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -101,22 +101,32 @@ def write_gguf_model(
     family, words = _described(trained, expected)
     folder, plan = source.folder, source.plan
     run = Run(folder, plan, data_folder(folder, plan, None))
-    test, quality = None, Quality(unknown="--judged-rows 0")
+    before, quality, unknown = None, None, "--judged-rows 0"
     if source.judged_rows:
         try:
             test = find_test_set(run, named=None).limited(source.judged_rows)
-            before = results_of(run, trained, test, "the expert", tell)
+            tell("loss on held-out rows, before")
+            before = row_losses(trained, test.examples)
         except (ExpertError, OSError, ValueError) as error:
-            test, quality = None, Quality(unknown=str(error).strip().partition("\n")[0])
+            unknown = str(error).strip().partition("\n")[0]
     file = f"{folder_name(plan.expert)}-{kind}.gguf"
     tell(f"writing {file}")
     write_model(target / file, model, family, words, kind, _about(source))
     tell(f"reading {file} back")
     read_into(target / file, model, family)
     difference = compare(expected.logits, [logits_of(model, ids) for ids in expected.ids])
-    if test is not None:
-        quality = quality_lost(test, before, results_of(run, trained, test, kind, tell))
     notes = [*words.notes]
+    if before is not None:
+        tell(f"loss on held-out rows, as {kind}")
+        after = row_losses(trained, test.examples)
+        quality = Quality(
+            test_set=test.name,
+            rows=len(test.examples),
+            loss=(before.loss, after.loss),
+            token_accuracy=(before.token_accuracy, after.token_accuracy),
+        )
+    else:
+        notes.append(f"the quality lost by quantising is unknown: {unknown}")
     window = window_of(model.config)
     if window and not family.windows and window < model.config.max_position_embeddings:
         notes.append(

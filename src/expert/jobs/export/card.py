@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -23,8 +24,7 @@ from expert.core.secrets import redacted
 from expert.core.text import in_markdown, loss, visible
 from expert.jobs.export.chat_format import base_file
 from expert.jobs.export.exported import Exported
-from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.servers import FOLDER, engines, gguf_commands
+from expert.jobs.export.portable_base import PortableBase, portable_base
 from expert.jobs.sample.sample import prompt_text
 from expert.jobs.validate.saved_verdict import SavedVerdict
 from expert.manifest.schema.kinds import IN_FLOAT32, is_jinja
@@ -34,7 +34,10 @@ from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import Trained
 
 QUESTION = "{question}"
-"""Characters of a row that is shown."""
+FOLDER = "PATH/TO/THIS/FOLDER"
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM accepts for --max-lora-rank (default 16)."""
+_VLLM_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 LIBRARIES = ("torch", "transformers", "peft")
 _DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
 # `expert sample` uses float32 on a CPU, too.
@@ -106,13 +109,6 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
     # The dtype in which it is used.
     dtype = plan.kernels.precision if is_adapter else done.dtype
     used = done.gguf and ("F32" if done.gguf == "lora" else done.gguf)
-    if done.gguf:
-        plain = prompt is not None and prompt.plain
-        file, lora = base_file(plan.model), done.gguf == "lora"
-        servers = gguf_commands(done.file, name, plain=plain, lora=lora, base=file)
-    else:
-        template = known.has_template
-        servers = engines(plan, done.kind, done.dtype, base, template=template, name=name)
     # Soft prompts alone are the adapter of their export.
     prompts = [each["name"] for each in plan.adapter.soft_prompts]
     alone = plan.adapter.type == "none" and len(prompts) == 1
@@ -123,6 +119,7 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         "json": json.dumps,
         "md": in_markdown,
         # A Python string literal without backticks, which could end the Markdown block.
+        "sh": shlex.quote,
         "literal": lambda text: repr(text).replace("`", "\\x60"),
         "fenced": _fenced,
         "loss": lambda value: "unknown" if value is None else loss(value),
@@ -142,7 +139,9 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         tags=dict.fromkeys(tags),
         plan=plan,
         used_dtype=used or dtype,
-        servers=servers,
+        served_as=name,
+        base_file=base_file(plan.model),
+        vllm="" if done.gguf else _vllm(plan, done, base, name, known.has_template),
         built_in=plan.model.place == "built-in",
         soft_prompts=", ".join(prompts),
         folder=FOLDER,
@@ -172,6 +171,29 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         version=__version__,
     )
     return redacted(visible(text))
+
+
+def _vllm(plan: RunPlan, done: Exported, base: PortableBase, name: str, template: bool) -> str:
+    """The command that serves an export with vLLM; "" if it cannot load it. `template`: the export
+    has its own chat template."""
+    adapter, model = plan.adapter, FOLDER
+    if plan.model.name == CHAR_GPT or adapter.soft_prompts:
+        return ""
+    dtype = _VLLM_DTYPES[plan.kernels.precision if done.kind == "adapter" else done.dtype]
+    more = f"--served-model-name {shlex.quote(name)}"
+    if done.kind == "adapter":
+        ranks = [allowed for allowed in VLLM_RANKS if allowed >= (adapter.rank or 1)]
+        if adapter.type != "lora" or not ranks or plan.model.quantization == "int8":
+            return ""
+        in_folder = f"{FOLDER}/base" if plan.model.place == "built-in" else "PATH/TO/THE/BASE"
+        model = shlex.quote(base.hub_id or in_folder)
+        dtype = "bfloat16" if dtype == "float32" else dtype  # its LoRA kernels have 16 bits
+        more = (
+            f"--enable-lora --max-lora-rank {ranks[0]} --lora-modules {shlex.quote(name)}={FOLDER}"
+        )
+        more += f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
+        more += " --quantization bitsandbytes" if plan.model.quantization == "int4" else ""
+    return f"vllm serve {model} --dtype {dtype} {more}"
 
 
 def _fenced(text: str) -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Segment
 from expert.jobs.export.card import PromptFormat, keeps_adapter_dtype
-from expert.jobs.export.exported import Kind
+from expert.jobs.export.exported import Kind, Quality
 from expert.jobs.export.portable_base import BASE_COPY
-from expert.jobs.export.quality import Quality
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -49,7 +48,6 @@ class Expected:
     prompt_format: PromptFormat | None
     logits: list[Tensor]
     adapter_effect: float | None
-    quantised_share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,12 +49,10 @@ from expert.jobs.export.comparison import (
     logits_of,
     logits_of_trained,
 )
-from expert.jobs.export.exported import Exported, ExportRequest
+from expert.jobs.export.exported import ROWS, Exported, ExportRequest
 from expert.jobs.export.gguf_file.file import UNQUANTISED
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import EXPORT_RECORD
-from expert.jobs.export.quality import ROWS
-from expert.jobs.export.servers import problems
 from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, is_jinja
 from expert.model.base_folder import copy_tokenizer
@@ -155,7 +153,7 @@ def export(
             share=written.difference.share,
             tolerance=tolerance,
             adapter_effect=expected.adapter_effect,
-            quantised_share=expected.quantised_share,
+            unquantised=source.kind == "merged" and plan.model.quantization in QUANTISED,
             validation=warnings[0],
             base=warnings[1],
             judged=verdict.words if verdict is not None and not verdict.outdated else "",
@@ -216,13 +214,7 @@ def _write_record(
 
 def _load(source: ExportRequest) -> tuple[Trained, Expected]:
     """The trained model, and its logits on the checked texts."""
-    merged, quantised = source.kind == "merged" or bool(source.gguf), None
-    if merged and source.plan.model.quantization in QUANTISED:
-        trained = _load_trained(source, quantised=True)
-        quantised = logits_of_trained(trained, checked_ids(trained))
-        del trained
-        release_memory(source.device)
-    trained = _load_trained(source, quantised=not merged)
+    trained = _load_trained(source)
     ids = checked_ids(trained)
     logits, effect = logits_of_trained(trained, ids), None
     if trained.loaded.adapter.type in ADAPTERS:
@@ -233,11 +225,10 @@ def _load(source: ExportRequest) -> tuple[Trained, Expected]:
         prompt_format=prompt_format_of(trained),
         logits=logits,
         adapter_effect=effect,
-        quantised_share=compare(logits, quantised).share if quantised is not None else None,
     )
 
 
-def _load_trained(source: ExportRequest, *, quantised: bool) -> Trained:
+def _load_trained(source: ExportRequest) -> Trained:
     import torch
 
     from expert.model.load import DTYPES
@@ -248,7 +239,7 @@ def _load_trained(source: ExportRequest, *, quantised: bool) -> Trained:
         source.plan,
         source.choice,
         device=source.device,
-        quantised=quantised,
+        quantised=not merged,
         precision=source.dtype if merged else None,
         # Merged in float32 and rounded once.
         adapter_dtype=torch.float32 if merged else None,
@@ -329,9 +320,7 @@ def _read_back(
         model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
         rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
     difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
-    found = "; ".join(problems(source.plan, kind, target))
-    notes = (f"not for vLLM, SGLang or TGI: {found}",) if found else ()
-    return Written(difference=difference, notes=notes)
+    return Written(difference=difference, notes=())
 
 
 def _tolerance(source: ExportRequest) -> float | None:
