@@ -142,4 +142,4 @@ def mcnemar(wins: int, losses: int) -> float:
     """The exact two-sided p-value: a fair coin tossed once for each case that changed."""
     count = wins + losses
     tail = sum(math.comb(count, fewer) for fewer in range(min(wins, losses) + 1))
-    return min(1.0, 2 * tail / 2**count)
+    return min(1.0, float(2 * tail / 2**count))

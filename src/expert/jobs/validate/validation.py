@@ -176,12 +176,11 @@ class Validation:
         text = f"{learnt['cases']} of {len(self.result.cases)} cases were also in the training rows"
         if self.result.new_rows and self.base is not None and not self.result.score.cases:
             return f"{text}: the loss is judged without them"
-        if new.accuracy is None:
-            return f"{text}: memorised answers pass"
-        text += f"; accuracy without them {new.accuracy:.1%} ({new.passed} of {new.judged})"
+        counts = "too few for the gate, which counts all cases"
         if learnt["left_out_at_the_gate"]:
-            return f"{text}, which the gate counts"
-        return f"{text}: too few for the gate, which counts all cases"
+            counts = "which the gate counts"
+        without = "unknown" if new.accuracy is None else f"{new.accuracy:.1%}"
+        return f"{text}; accuracy without them {without} ({new.passed} of {new.judged}), {counts}"
 
     def as_dict(self) -> dict[str, Any]:
         compared = asdict(self.comparison) if self.comparison else None
