@@ -153,11 +153,9 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
 
 
 def find_datasets(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders to search; default: this one.")
-    ] = None,
     manifests: Annotated[
-        Path | None, typer.Option("--manifests", help="Show which manifests below use the data.")
+        Path | None,
+        typer.Option("--manifests", help="Also list what the manifests below this folder use."),
     ] = None,
     destination: Annotated[
         Path | None,
@@ -165,7 +163,8 @@ def find_datasets(
     ] = None,
     as_json: Annotated[bool, json_option("Print the list as JSON.")] = False,
 ) -> None:
-    """List the datasets on this machine, or copy what manifests need to one place."""
+    """List the datasets in this machine's caches and those of manifests, or copy what manifests
+    need to one place."""
     from expert.jobs.datasets.find import caches, consolidate, read_users
     from expert.jobs.datasets.find import find_datasets as find
 
@@ -179,8 +178,7 @@ def find_datasets(
     if destination is not None:
         gathered = consolidate(users, destination)
     else:
-        searched = folders or [manifests or Path()]
-        found = find(searched, environ=os.environ, home=home, users=users)
+        found = find(environ=os.environ, home=home, users=users)
     if as_json:
         name = "datasets" if destination is None else "gathered"
         listed = [*map(asdict, found), *map(asdict, gathered)]

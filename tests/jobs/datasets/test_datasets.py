@@ -18,9 +18,9 @@ from expert.jobs.datasets.find import (
     caches,
     consolidate,
     find_datasets,
+    manifests_below,
     read_users,
 )
-from expert.jobs.pretokenize import manifests_below
 from expert.run.open import prepare
 from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines
@@ -246,8 +246,8 @@ def test_the_caches_are_where_the_variables_say(tmp_path):
         assert caches(environ, tmp_path) == (Path(hub), Path(datasets))
 
 
-def found_in(tmp_path: Path, *folders: Path, **options: Any) -> list[FoundDataset]:
-    return find_datasets(folders, environ={}, home=tmp_path / "home", **options)
+def found_in(tmp_path: Path, **options: Any) -> list[FoundDataset]:
+    return find_datasets(environ={}, home=tmp_path / "home", **options)
 
 
 def test_the_hub_cache_is_listed_with_names_and_sizes(tmp_path):
@@ -276,41 +276,20 @@ def test_the_datasets_cache_is_listed_by_configuration_with_rows(tmp_path):
     assert {entry.kind for entry in found} == {"datasets cache"}
 
 
-def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
-    data = tmp_path / "data"
-    write(data / "train.jsonl", lines(ROWS[:3]))
-    write(data / "deep" / "er" / "eval.csv", "a,b\n1,2\n3,4")
-    write(data / "corpus.txt", "text")
-    for name in ("manifest.json", "tokenizer.json", "merges.txt", "notes.md", ".hidden.jsonl"):
-        write(data / name, "{}")
-    write(data / ".git" / "x.jsonl", "{}")
-    for name in ("events.jsonl", "plan.json", "environment.json"):  # files of a run are not data
-        write(data / "runs" / "json-20260101-120000" / name, '{"text": "a"}\n')
-    found = {Path(entry.path).name: entry for entry in found_in(tmp_path, data, data)}
-    assert {name: (entry.rows, entry.splits) for name, entry in found.items()} == {
-        "corpus.txt": (None, ()),
-        "train.jsonl": (3, ("train",)),
-        "eval.csv": (2, ("validation",)),
-    }
-    assert found["corpus.txt"].size == 4
-    assert len(found_in(tmp_path, data, data)) == 3
-    with pytest.raises(DataError) as reported:
-        found_in(tmp_path, tmp_path / "absent")
-    assert str(reported.value) == "{absent}: there is no such folder".format(
-        absent=tmp_path / "absent"
-    )
-
-
-def test_prepared_caches_show_documents_and_users(tmp_path):
+def test_what_experts_use_is_listed_with_their_prepared_tokens(tmp_path):
     prepare(an_expert(tmp_path / "a"))
+    cache = tmp_path / "home" / ".cache" / "huggingface" / "hub"
+    write(cache / "datasets--Org--my_set" / "blobs" / "abc", "x")
+    an_expert(tmp_path / "a" / "b", dataset={"path": "org/my-set", "test_path": "../train.jsonl"})
     users, unread = read_users(tmp_path / "a")
-    found = found_in(tmp_path, tmp_path / "a", users=users)
     assert unread == []
-    [prepared] = [entry for entry in found if entry.kind == "prepared"]
-    assert prepared.rows == 120
-    assert prepared.used_by == ("counter",)
-    [rows] = [entry for entry in found if entry.kind == "file"]
-    assert (rows.name, rows.used_by) == ("train.jsonl", ("counter",))
+    found = {entry.kind: entry for entry in found_in(tmp_path, users=users)}
+    assert set(found) == {"hub cache", "file", "prepared"}
+    assert found["hub cache"].used_by == ("counter",)
+    assert found["prepared"].rows == 120
+    assert found["prepared"].used_by == ("counter",)
+    assert (found["file"].name, found["file"].splits) == ("train.jsonl", ("train",))
+    assert found["file"].size == (tmp_path / "a" / "train.jsonl").stat().st_size
 
 
 def two_tasks(tmp_path: Path) -> Path:

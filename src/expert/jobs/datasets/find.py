@@ -7,40 +7,28 @@ import os
 import re
 import shlex
 import shutil
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.errors import ManifestError
-from expert.core.files import sha256_of
+from expert.core.files import files_below, sha256_of
 from expert.core.stored_json import read_object_or_empty
 from expert.core.text import counted
-from expert.data.read.folders import SPLIT_NAMES, saved_splits, words_of
-from expert.data.read.rows import is_markdown, suffix_format
-from expert.data.read.streams import open_bytes
+from expert.data.read.folders import SPLIT_NAMES, words_of
 from expert.data.records import DataError
 from expert.insight.record import mapping
-from expert.jobs.pretokenize import manifests_below
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.reader import read_manifest
-from expert.manifest.schema.file_formats import WITHOUT_ROWS
-from expert.manifest.text.document import is_other_tools_file
+from expert.manifest.text.document import FILE_NAMES, is_other_tools_file
 from expert.planning.models.resolve import hf_cache_folder
 from expert.planning.plan import folder_name
 from expert.planning.survey import cache_folder, local_path, looks_local
 
-Kind = Literal["hub cache", "datasets cache", "file", "saved", "prepared"]
+Kind = Literal["hub cache", "datasets cache", "file", "folder", "prepared"]
 _PATH_KEYS = ("path", "validation_path", "test_path")
 _TASK_KEYS = ("train", "valid", "test")
-_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
-# JSON and text files next to data and models that hold no rows.
-_NOT_DATA = re.compile(
-    r"(manifest|config|.*_config|tokenizer.*|special_tokens_map|added_tokens|vocab|package.*"
-    r"|dataset_infos?|dataset_dict|state|metadata|.*\.index)\.json"
-    r"|(merges|vocab|license|readme|requirements.*)\.txt"
-)
 
 
 @dataclass(frozen=True)
@@ -65,6 +53,17 @@ class DatasetUser:
     folder: Path
     paths: Mapping[str, str]
     cache: Path
+
+
+def manifests_below(folder: Path) -> list[Path]:
+    """Every manifest in a folder of experts; runs, environments and caches are skipped."""
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "there is no such folder"
+        raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
+    found = [file for file in files_below(folder) if file.name in FILE_NAMES]
+    if not found:
+        raise DataError(f"{folder}: no manifest below  (looked for {', '.join(FILE_NAMES)})")
+    return found
 
 
 def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
@@ -96,22 +95,32 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
 
 
 def find_datasets(
-    folders: Sequence[Path],
-    *,
-    environ: Mapping[str, str],
-    home: Path,
-    users: Sequence[DatasetUser] = (),
+    *, environ: Mapping[str, str], home: Path, users: Sequence[DatasetUser] = ()
 ) -> list[FoundDataset]:
-    """Datasets in the Hugging Face caches and in the given folders, and which experts use them."""
-    for folder in folders:
-        if not folder.is_dir():
-            raise DataError(f"{folder}: there is no such folder")
+    """Datasets in the Hugging Face caches, and the files, folders and prepared tokens of experts;
+    each with the experts that use it."""
     hub, datasets = caches(environ, home)
-    found = [*_in_hub_cache(hub), *_in_datasets_cache(datasets)]
-    for folder in folders:
-        found += _in_folder(folder)
-    unique = {(entry.kind, entry.path, entry.name): entry for entry in found}
-    return [replace(entry, used_by=_users_of(entry, users)) for entry in unique.values()]
+    found = {entry.path: entry for entry in (*_in_hub_cache(hub), *_in_datasets_cache(datasets))}
+    used: dict[str, dict[str, None]] = {path: {} for path in found}
+    for user in users:
+        ids = [_plain_id(value.split("::")[0]) for value in user.paths.values()]
+        for path, entry in found.items():
+            if "cache" in entry.kind and _plain_id(entry.name.partition(" (")[0]) in ids:
+                used[path][user.name] = None
+        for place in (local_path(value, user.folder) for value in user.paths.values()):
+            if place.exists():
+                kind: Kind = "file" if place.is_file() else "folder"
+                splits = _splits_in_names([place.name])
+                own = FoundDataset(kind, place.name, str(place), splits, None, _size(place))
+                found.setdefault(own.path, own)
+                used.setdefault(own.path, {})[user.name] = None
+        for place in (user.cache, *sorted(user.cache.glob("tokens-*"))):
+            if (place / "recipe.json").is_file() and (place / "DONE").is_file():
+                rows = read_object_or_empty(place / "statistics.json").get("documents")
+                own = FoundDataset("prepared", place.name, str(place), (), rows, _size(place))
+                found.setdefault(own.path, own)
+                used.setdefault(own.path, {})[user.name] = None
+    return [replace(entry, used_by=tuple(used[path])) for path, entry in found.items()]
 
 
 def caches(environ: Mapping[str, str], home: Path) -> tuple[Path, Path]:
@@ -147,58 +156,10 @@ def _in_datasets_cache(cache: Path) -> Iterator[FoundDataset]:
             yield FoundDataset("datasets cache", name, str(config), tuple(splits), rows, size)
 
 
-def _size(folder: Path) -> int:
+def _size(place: Path) -> int:
     """Without links: the hub's snapshots link to its blobs."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return sum(path.stat().st_size for path in files)
-
-
-def _in_folder(top: Path) -> Iterator[FoundDataset]:
-    for here, names, files in os.walk(top):
-        folder, path = Path(here), str(here)
-        names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED_FOLDERS)
-        if {"events.jsonl", "plan.json"} <= {*files}:
-            names.clear()  # a run: its events and plans are not rows
-            continue
-        if {"recipe.json", "DONE"} <= {*files}:
-            names.clear()
-            rows = read_object_or_empty(folder / "statistics.json").get("documents")
-            yield FoundDataset("prepared", folder.name, path, (), rows, _size(folder))
-            continue
-        try:
-            saved = saved_splits(folder)
-        except DataError:
-            saved = None
-        if saved is not None:
-            names.clear()
-            splits = tuple(name for name in saved if name)
-            yield FoundDataset("saved", folder.name, path, splits, None, _size(folder))
-            continue
-        for file in sorted(folder / name for name in files if not name.startswith(".")):
-            name = file.name.lower()
-            if suffix_format(file) in (None, "arrow") or name in WITHOUT_ROWS:
-                continue
-            if _NOT_DATA.fullmatch(name) or is_markdown(file) or not file.is_file():
-                continue  # not a file: a dangling link, a pipe
-            splits, size = _splits_in_names([file.name]), file.stat().st_size
-            yield FoundDataset("file", file.name, str(file), splits, count_rows(file), size)
-
-
-def count_rows(path: Path) -> int | None:
-    """Lines of a jsonl, or of a csv without its header; None for other formats and broken files."""
-    kind = suffix_format(path)
-    if kind not in ("jsonl", "csv", "tsv"):
-        return None
-    lines, last = 0, b"\n"
-    try:
-        with open_bytes(path) as stream:
-            while block := stream.read(4 * 2**20):
-                lines += block.count(b"\n")
-                last = block
-    except (OSError, EOFError, zlib.error, DataError):
-        return None
-    lines += not last.endswith(b"\n")
-    return lines if kind == "jsonl" else max(0, lines - 1)
+    every = [place] if place.is_file() else place.rglob("*")
+    return sum(path.stat().st_size for path in every if path.is_file() and not path.is_symlink())
 
 
 def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -210,23 +171,6 @@ def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
 def _plain_id(name: str) -> str:
     """A hub id without what `datasets` spells differently."""
     return re.sub(r"[^a-z0-9/]", "", name.lower())
-
-
-def _users_of(entry: FoundDataset, users: Sequence[DatasetUser]) -> tuple[str, ...]:
-    place = Path(entry.path).resolve()
-    names = []
-    for user in users:
-        if entry.kind in ("hub cache", "datasets cache"):
-            ids = [_plain_id(value.split("::")[0]) for value in user.paths.values()]
-            used = _plain_id(entry.name.partition(" (")[0]) in ids
-        elif entry.kind == "prepared":
-            used = user.cache.resolve() in (place, place.parent)
-        else:
-            named = [local_path(value, user.folder).resolve() for value in user.paths.values()]
-            used = any(place == path or path in place.parents for path in named)
-        if used:
-            names.append(user.name)
-    return tuple(dict.fromkeys(names))
 
 
 # --- copies in one place -------------------------------------------------------------------------
