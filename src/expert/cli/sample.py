@@ -24,14 +24,6 @@ Prompts = Annotated[
         "terminal starts a conversation."
     ),
 ]
-Tools = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Tools it may call: a JSON list, or rows with a column tools; default: those of the "
-        "first row it was trained on.",
-    ),
-]
 Plain = Annotated[
     bool | None,
     typer.Option(
@@ -53,7 +45,6 @@ def sample(
     expert: options.ExpertPlace = None,
     prompt: Prompts = None,
     system: Annotated[str, typer.Option(help="The system message.")] = "",
-    tools: Tools = None,
     plain: Plain = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     temperature: Temperature = None,
@@ -72,7 +63,6 @@ def sample(
     console, notes = make_console(), make_console(error=True)
     how: dict[str, Any] = {
         "system": system,
-        "tools": tools,
         "plain": plain,
         "checkpoint": checkpoint,
         "seed": seed,

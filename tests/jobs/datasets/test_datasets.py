@@ -280,7 +280,7 @@ def test_what_experts_use_is_listed_with_their_prepared_tokens(tmp_path):
     prepare(an_expert(tmp_path / "a"))
     cache = tmp_path / "home" / ".cache" / "huggingface" / "hub"
     write(cache / "datasets--Org--my_set" / "blobs" / "abc", "x")
-    an_expert(tmp_path / "a" / "b", dataset={"path": "org/my-set", "test_path": "../train.jsonl"})
+    an_expert(tmp_path / "a" / "b", dataset={"path": "org/my-set"})
     users, unread = read_users(tmp_path / "a")
     assert unread == []
     found = {entry.kind: entry for entry in found_in(tmp_path, users=users)}

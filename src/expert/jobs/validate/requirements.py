@@ -82,7 +82,6 @@ def choose_judge(
     judge = check_requirements(asked)
     whole = test.part_of or test  # a part is judged as the whole would be
     cases = whole.every_case
-    undecided = [case.expected for case in cases if not case.domain]
     tags = read_object(run.folder.manifest).get("capabilities")
     written = domain_of(tags if isinstance(tags, list) else (), run.plan.decoding)
     name, because = TEXT, "every case names its own" if cases else "there is no answer to judge"
@@ -92,7 +91,7 @@ def choose_judge(
         name, because = whole.domain, f"{whole.name} names its domain"
     elif written:
         name, because = written, "the manifest names it (decoding or capabilities)"
-    elif undecided:
+    elif undecided := [case.expected for case in cases if not case.domain]:
         name, because = kind_of_answers(undecided)
     kinds = {case.domain or name for case in cases}
     for each in {name, *kinds}:
@@ -109,24 +108,19 @@ def choose_judge(
             **{key: given[key] for key in GateRequirements.__annotations__ if key in given}
         ),
     )
+    option, why = "", choice.because if cases else "the rows have no answers to judge"
     if not cases and judge is not None:
-        raise CannotValidate(
-            f"--judge-command: {test.name}: the rows have no answers to judge  (leave it out, or "
-            "name rows with answers with --test-set FILE)"
-        )
-    if given.get("min_accuracy") and not choice.has_judged_answers:
-        why = choice.because if cases else "the rows have no answers to judge"
-        raise CannotValidate(
-            f"--min-accuracy: {test.name}: no accuracy is measured: {why}  (require --min-score of "
-            "a judge command, --min-improvement of open text, or compare with --baseline)"
-        )
-    if of_open_text and (not choice.compares_with_base or run.plan.model.name == CHAR_GPT):
-        why = "the answers are judged differently: " + choice.because
+        option, fix = "--judge-command", "leave it out, or name rows with answers with --test-set"
+    elif given.get("min_accuracy") and not choice.has_judged_answers:
+        option, fix = "--min-accuracy", "require --min-score of a judge command, or "
+        fix += "--min-improvement of open text, or compare with --baseline"
+        why = f"no accuracy is measured: {why}"
+    elif of_open_text and (not choice.compares_with_base or run.plan.model.name == CHAR_GPT):
+        option = " and ".join(f"--{key.replace('_', '-')}" for key in of_open_text)
+        fix = "leave it out, or judge the answers as open text with --domain open"
+        why = f"is for open text, compared with its base: {why}"
         if run.plan.model.name == CHAR_GPT:
             why = "the character model is trained from scratch, there is no base to compare with"
-        flags = " and ".join(f"--{key.replace('_', '-')}" for key in of_open_text)
-        raise CannotValidate(
-            f"{flags}: {test.name}: is for open text, compared with its base: {why}  (leave it "
-            "out, or judge the answers as open text with --domain open)"
-        )
+    if option:
+        raise CannotValidate(f"{option}: {test.name}: {why}  ({fix})")
     return choice
