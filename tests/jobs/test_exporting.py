@@ -19,7 +19,7 @@ from expert.core.links import LinkRefused
 from expert.core.publish import damage
 from expert.core.resources import DiskFull
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card import CardFacts, PromptFormat, model_card
+from expert.jobs.export.card import PromptFormat, model_card
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import (
     TOLERANCE,
@@ -319,14 +319,12 @@ def test_an_expert_on_fp8_answers_alike_and_its_card_says_what_it_was_trained_on
 
 
 def test_cards_name_their_library_and_a_cached_base_its_hub_id_and_commit():
-    plan, known = (
-        read_plan(RunFolder(finished("lora"))),
-        CardFacts(prompt_format=PromptFormat("{question}", True)),
-    )
+    plan, prompt = read_plan(RunFolder(finished("lora"))), PromptFormat("{question}", True)
 
     def card(how: Any, **changes: str) -> str:
         model = plan.model.model_copy(update=changes)
-        return model_card(plan.model_copy(update={"model": model}), exported("lora", how), known)
+        own = plan.model_copy(update={"model": model})
+        return model_card(own, exported("lora", how), prompt=prompt)
 
     for how, library in (("adapter", "peft"), ("merged", "transformers")):
         assert f"library_name: {library}\n" in card(how, name="tiny", place="built-in")

@@ -21,7 +21,7 @@ from expert.data.records import Turn
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import LAYOUTS, named_template
 from expert.jobs.export.as_gguf import _scaling
-from expert.jobs.export.card import CardFacts, model_card
+from expert.jobs.export.card import model_card
 from expert.jobs.export.chat_format import FormatTexts, fixed_texts_of, go_template, jinja_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
@@ -321,7 +321,7 @@ def test_a_tokenizer_that_cuts_text_in_an_unknown_way_is_refused():
 def test_vllm_gets_its_command_where_it_can_load_the_export(adapter, kind, expected):
     plan = read_plan(RunFolder(finished("lora")))
     plan = plan.model_copy(update={"adapter": plan.adapter.model_copy(update=adapter)})
-    card = model_card(plan, exported("lora", kind), CardFacts())
+    card = model_card(plan, exported("lora", kind))
     assert expected in card if expected else "vllm" not in card
 
 

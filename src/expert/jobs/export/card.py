@@ -81,31 +81,30 @@ def prompt_format_of(trained: Trained) -> PromptFormat | None:
     return PromptFormat(before + text, plain, tuple(stops))
 
 
-class CardFacts(NamedTuple):
-    """What is known of the run besides its plan."""
-
-    events: Sequence[Event] = ()
-    environment: Mapping[str, Any] = {}
-    manifest: Mapping[str, Any] = {}
-    verdict: SavedVerdict | None = None
-    prompt_format: PromptFormat | None = None
-    has_template: bool = False
-    """Whether the export has its own chat template."""
-
-
-def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
-    """The card as Markdown, with the YAML header that model hubs read."""
+def model_card(
+    plan: RunPlan,
+    done: Exported,
+    *,
+    events: Sequence[Event] = (),
+    environment: Mapping[str, Any] | None = None,
+    manifest: Mapping[str, Any] | None = None,
+    verdict: SavedVerdict | None = None,
+    prompt: PromptFormat | None = None,
+    has_template: bool = False,
+) -> str:
+    """The card as Markdown, with the YAML header that model hubs read. `has_template`: the export
+    has its own chat template."""
     import jinja2
 
     base = portable_base(plan.model, with_hashes=done.kind == "adapter")
-    is_char_model, prompt = plan.model.name == CHAR_GPT, known.prompt_format
+    is_char_model, manifest = plan.model.name == CHAR_GPT, manifest or {}
     is_adapter, name = done.kind == "adapter", folder_name(plan.expert)
     library = "gguf" if done.gguf else {"adapter": "peft"}.get(done.kind, "transformers")
-    people, machines = languages(known.manifest.get("capabilities") or ())
+    people, machines = languages(manifest.get("capabilities") or ())
     tags = [plan.adapter.type, "expert", *(["code"] if machines else []), *machines]
     tags += ["gguf"] if done.gguf else []
-    tags += [str(tag) for tag in known.manifest.get("tags") or ()]
-    license_ = known.manifest.get("license")
+    tags += [str(tag) for tag in manifest.get("tags") or ()]
+    license_ = manifest.get("license")
     # The dtype in which it is used.
     dtype = plan.kernels.precision if is_adapter else done.dtype
     used = done.gguf and ("F32" if done.gguf == "lora" else done.gguf)
@@ -113,9 +112,9 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
     prompts = [each["name"] for each in plan.adapter.soft_prompts]
     alone = plan.adapter.type == "none" and len(prompts) == 1
     folders = ["" if alone else f"/soft_prompts/{each}" for each in prompts]
-    environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
-    environment.tests["jinja_text"] = is_jinja
-    environment.filters |= {
+    pages = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
+    pages.tests["jinja_text"] = is_jinja
+    pages.filters |= {
         "json": json.dumps,
         "md": in_markdown,
         # A Python string literal without backticks, which could end the Markdown block.
@@ -124,24 +123,24 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         "fenced": _fenced,
         "loss": lambda value: "unknown" if value is None else loss(value),
     }
-    versions = known.environment.get("versions") or {}
-    steps, epochs = steps_and_epochs(plan, done, known.events)
-    text = environment.from_string(read_text(Path(__file__).with_name("card.jinja"))).render(
+    versions = (environment or {}).get("versions") or {}
+    steps, epochs = steps_and_epochs(plan, done, events)
+    text = pages.from_string(read_text(Path(__file__).with_name("card.jinja"))).render(
         expert=plan.expert,
         done=done,
         base=base,
         languages=people,
         # The Hub knows licences by ids such as apache-2.0.
         license="-".join(license_.lower().split()) if isinstance(license_, str) else "",
-        manifest=known.manifest,
-        tasks=[tag[5:] for tag in known.manifest.get("capabilities") or () if tag[:5] == "task:"],
+        manifest=manifest,
+        tasks=[tag[5:] for tag in manifest.get("capabilities") or () if tag[:5] == "task:"],
         library="expert" if is_char_model else library,
         tags=dict.fromkeys(tags),
         plan=plan,
         used_dtype=used or dtype,
         served_as=name,
         base_file=base_file(plan.model),
-        vllm="" if done.gguf else _vllm(plan, done, base, name, known.has_template),
+        vllm="" if done.gguf else _vllm(plan, done, base, name, has_template),
         built_in=plan.model.place == "built-in",
         soft_prompts=", ".join(prompts),
         folder=FOLDER,
@@ -161,8 +160,8 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         steps=steps,
         epochs=epochs,
         used=[f"{key} {versions[key]}" for key in LIBRARIES if key in versions],
-        verdict=known.verdict,
-        losses=_losses(known.events),
+        verdict=verdict,
+        losses=_losses(events),
         # The path of the run means nothing elsewhere.
         warnings=[
             warning.replace(f"{done.run}/", "").replace(str(done.run), "RUN")

@@ -27,7 +27,7 @@ from expert.jobs.export.as_gguf import (
     write_gguf_adapter,
     write_gguf_model,
 )
-from expert.jobs.export.card import CardFacts, model_card, prompt_format_of
+from expert.jobs.export.card import model_card, prompt_format_of
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import (
     CannotExport,
@@ -162,15 +162,17 @@ def export(
             quality=written.quality,
             notes=written.notes,
         )
-        known = CardFacts(
-            list(read_events(folder.events)),
-            read_object_or_empty(folder.environment),
-            read_object_or_empty(folder.manifest),
-            verdict,
-            expected.prompt_format,
-            (temporary / CHAT_TEMPLATE).is_file(),
+        card = model_card(
+            plan,
+            done,
+            events=list(read_events(folder.events)),
+            environment=read_object_or_empty(folder.environment),
+            manifest=read_object_or_empty(folder.manifest),
+            verdict=verdict,
+            prompt=expected.prompt_format,
+            has_template=(temporary / CHAT_TEMPLATE).is_file(),
         )
-        (temporary / "README.md").write_text(model_card(plan, done, known), encoding="utf-8")
+        (temporary / "README.md").write_text(card, encoding="utf-8")
         _write_record(source, done, temporary, verdict)
     return done
 
