@@ -33,7 +33,7 @@ from expert.cli.show.options import (
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
-from expert.core.text import counted, duration, loss, visible
+from expert.core.text import counted, loss, visible
 from expert.judging.domain import JUDGES
 
 if TYPE_CHECKING:
@@ -310,8 +310,6 @@ def _facts(side: CheckpointResult) -> dict[str, str]:
             "correct / wrong / not judged": counts,
             **known,
         }
-    rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
-    known["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
     return known
 
 

@@ -124,7 +124,7 @@ def load_expert(
     if offered:
         names = ", ".join(tool_names((), offered))
         more = "expert serve takes others with each request"
-        notes = (*notes, f"asked with the tools of the first row: {names}  ({more})")
+        notes = [*notes, f"asked with the tools of the first row: {names}  ({more})"]
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_warning(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")

@@ -247,7 +247,7 @@ def answer_rows(
             f"conversations ({test.name})  (name a text file with --test-set FILE)"
         )
     rows, new_rows = _losses(trained, test, judging, learnt, tell, note)
-    began, asked, answers = time.monotonic(), test.asked(), list[Answer]()
+    asked, answers = test.asked(), list[Answer]()
     if asked:
         answers = answer_all(
             trained,
@@ -264,8 +264,6 @@ def answer_rows(
         rows=rows,
         new_rows=new_rows,
         cases=(),
-        tokens=sum(answer.tokens for answer in answers),
-        seconds=time.monotonic() - began,
     )
     cases = with_rendered_answers(asked, template) if template else []
     return result, list(zip(cases, answers, strict=True))

@@ -56,10 +56,6 @@ class CheckpointResult:
     step: int | None
     rows: EvalResult
     cases: tuple[Judged, ...]
-    tokens: int
-    """Of all answers together."""
-    seconds: float
-    """For generating them."""
     new_rows: EvalResult | None = None
     """On the rows not trained on, if some were trained on and enough others are left."""
 
@@ -245,8 +241,6 @@ def result_facts(result: CheckpointResult, *, cases: bool = True) -> dict[str, A
             task: {"accuracy": own.accuracy, "passed": own.passed, "cases": own.cases}
             for task, own in result.by_task().items()
         },
-        "generated_tokens": result.tokens,
-        "generation_seconds": result.seconds,
     }
     if cases:
         facts["cases"] = [
