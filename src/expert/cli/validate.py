@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import (
     Line,
     Sheet,
@@ -20,16 +21,6 @@ from expert.cli.show.display import (
     show_lines,
     show_sheet,
     write_json,
-)
-from expert.cli.show.options import (
-    Checkpoint,
-    ComputeDevice,
-    Device,
-    ExpertPlace,
-    RunFolder,
-    UsageError,
-    chosen_run,
-    json_option,
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
@@ -104,8 +95,8 @@ CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases,
 
 
 def validate(
-    run: RunFolder = None,
-    expert: ExpertPlace = None,
+    run: options.RunFolder = None,
+    expert: options.ExpertPlace = None,
     test_set: TestSetFile = None,
     baseline: Baseline = None,
     min_accuracy: MinAccuracy = None,
@@ -115,13 +106,13 @@ def validate(
     judge_command: JudgeProgram = None,
     judge_seconds: JudgeSeconds = None,
     min_score: MinScore = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: options.Checkpoint = None,
     checkpoints: Compared = None,
     domain: Judge = None,
     limit: CaseLimit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampled answers.")] = 0,
-    device: ComputeDevice = Device.auto,
-    as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
+    device: options.ComputeDevice = options.Device.auto,
+    as_json: Annotated[bool, options.json_option("Print the contents of validation.json.")] = False,
 ) -> None:
     """Score answers to held-out rows and decide the quality gate."""
     asked: dict[str, Any] = {
@@ -133,10 +124,10 @@ def validate(
     from expert.parallel.launch import world_from_environment
 
     if world_from_environment().size > 1:  # each process would do all the work
-        raise UsageError(
+        raise options.UsageError(
             "torchrun has started expert validate several times  (start it once: it uses one card)"
         )
-    run = chosen_run(run, expert, prefer="finished")
+    run = options.chosen_run(run, expert, prefer="finished")
     console = make_console(error=as_json, needed=False)
     with ValidatingView(console) as view:
         done = validate_job(run, **asked, tell=view)
