@@ -26,14 +26,14 @@ class Quality:
     test_set: str
     rows: int
     loss: tuple[float, float]
-    token_accuracy: tuple[float, float]
+    token_accuracy: tuple[float | None, float | None]
 
     def in_words(self) -> str:
         (one, other), (before, after) = self.loss, self.token_accuracy
-        return (
-            f"loss {other:.4f} instead of {one:.4f}, token accuracy {after:.2%} instead of "
-            f"{before:.2%} on {counted(self.rows, 'row')} ({self.test_set})"
-        )
+        words = f"loss {other:.4f} instead of {one:.4f}"
+        if before is not None and after is not None:
+            words += f", token accuracy {after:.2%} instead of {before:.2%}"
+        return f"{words} on {counted(self.rows, 'row')} ({self.test_set})"
 
 
 @dataclass(frozen=True, kw_only=True)
