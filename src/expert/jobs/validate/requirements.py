@@ -10,7 +10,7 @@ from expert.core.errors import ExpertError
 from expert.core.stored_json import read_object
 from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import TestSet
-from expert.judging.domain import OPEN, TEXT, domain_of, kind_of_answers
+from expert.judging.domain import OPEN, TEXT, domain_of, is_strict, kind_of_answers
 from expert.judging.gate import GateRequirements
 from expert.judging.judge_command import JudgeCommand, JudgeError
 from expert.judging.oracles.oracle import oracle_for
@@ -36,6 +36,8 @@ class JudgeChoice:
     compares_with_base: bool
     """The loss on the rows is compared with the base's."""
     demands: GateRequirements
+    strict: bool
+    """A Markdown fence around an answer makes it wrong."""
 
     def settings(self) -> dict[str, Any]:
         """The requirements for validation.json: those that do not apply are None."""
@@ -46,7 +48,7 @@ class JudgeChoice:
             found |= dict.fromkeys(OF_OPEN_TEXT)
         if self.judge is None:
             found["min_score"] = None
-        return found
+        return {**found, "strict": self.strict}
 
 
 def check_requirements(asked: Mapping[str, Any]) -> JudgeCommand | None:
@@ -107,6 +109,7 @@ def choose_judge(
         demands=GateRequirements(
             **{key: given[key] for key in GateRequirements.__annotations__ if key in given}
         ),
+        strict=is_strict(run.plan.decoding),
     )
     option, why = "", choice.because if cases else "the rows have no answers to judge"
     if not cases and judge is not None:

@@ -30,7 +30,6 @@ from expert.jobs.validate.test_sets import (
     with_rendered_answers,
 )
 from expert.jobs.validate.validation import CheckpointResult, Judged, Validation, notes_on
-from expert.judging.domain import is_strict
 from expert.judging.gate import MAX_REGRESSION, MIN_NEW_CASES, ModelResult, evaluate_gate
 from expert.judging.judge_command import score_all
 from expert.judging.judge_pool import judge_all
@@ -137,7 +136,7 @@ def validate(
         result, answers = answer_rows(of, trained, test, judging, decoding, seed=seed, **how)
         del trained  # judging, and the next model, take memory of their own
         gc.collect()
-        return replace(result, cases=judge_answers(run, result.name, answers, judging, **how))
+        return replace(result, cases=judge_answers(result.name, answers, judging, **how))
 
     result = result_of(run, chosen)
     every = [choose(run.folder, name) for name in states(run.folder)] if checkpoints else []
@@ -181,7 +180,6 @@ def validate(
             "decoding": asdict(decoding),
             "seed": seed,
             "limit": limit,
-            "strict": is_strict(run.plan.decoding),
             "device": str(computes_on),
         },
         partial=test.partial,
@@ -270,7 +268,6 @@ def answer_rows(
 
 
 def judge_answers(
-    run: Run,
     name: str,
     answers: Sequence[tuple[Case, Answer]],
     judging: JudgeChoice,
@@ -279,7 +276,7 @@ def judge_answers(
     tell: Tell = lambda what, done, of: None,
     note: Note = lambda text: None,
 ) -> tuple[Judged, ...]:
-    """Judge answers as the run's manifest and `judging` say."""
+    """Judge the answers of a model; `name`: the model's, in what is told and noted."""
     cases, judge = [case for case, _ in answers], judging.judge
     # If tool calls are expected, with the marks around them.
     texts = [each.marked if case.check.get("marks") else each.text for case, each in answers]
@@ -293,7 +290,7 @@ def judge_answers(
             cases,
             texts,
             domain=judging.domain,
-            strict=is_strict(run.plan.decoding),
+            strict=judging.strict,
             tell=partial(tell, f"{name}: judging"),
             notice=note,
         )
