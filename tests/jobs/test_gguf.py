@@ -307,26 +307,10 @@ def test_a_tokenizer_that_cuts_text_in_an_unknown_way_is_refused():
 # --- vLLM ----------------------------------------------------------------------------------------
 
 
-@each(
-    ("adapter", "kind", "expected"),
-    [
-        ({"type": "lora", "rank": 4}, "adapter", "--max-lora-rank 8 "),
-        ({"type": "lora", "rank": 33}, "adapter", "--max-lora-rank 64 "),
-        ({"type": "lora", "rank": 1024}, "adapter", None),
-        ({"type": "dora"}, "adapter", None),
-        ({"type": "dora"}, "merged", "vllm serve PATH/TO/THIS/FOLDER --dtype float32"),
-        ({"type": "lora", "soft_prompts": [{"name": "a"}]}, "merged", None),
-    ],
-)
-def test_vllm_gets_its_command_where_it_can_load_the_export(adapter, kind, expected):
+def test_whole_models_have_the_command_of_vllm_unless_it_cannot_load_them():
     plan = read_plan(RunFolder(finished("lora")))
-    plan = plan.model_copy(update={"adapter": plan.adapter.model_copy(update=adapter)})
-    card = model_card(plan, exported("lora", kind))
-    assert expected in card if expected else "vllm" not in card
-
-
-def test_the_card_of_an_adapter_has_the_command_with_its_own_template():
-    card = (exported("lora").folder / "README.md").read_text(encoding="utf-8")
-    assert "--enable-lora --max-lora-rank 8 --lora-modules demo=PATH/TO/THIS/FOLDER" in card
-    assert "--chat-template PATH/TO/THIS/FOLDER/chat_template.jinja" in card
-    assert exported("lora").warnings() == []
+    merged, command = exported("lora", "merged"), "vllm serve PATH/TO/THIS/FOLDER --dtype float32"
+    assert command in (merged.folder / "README.md").read_text(encoding="utf-8")
+    assert "vllm" not in (exported("lora").folder / "README.md").read_text(encoding="utf-8")
+    adapter = plan.adapter.model_copy(update={"soft_prompts": [{"name": "a"}]})
+    assert "vllm" not in model_card(plan.model_copy(update={"adapter": adapter}), merged)

@@ -24,7 +24,7 @@ from expert.core.secrets import redacted
 from expert.core.text import in_markdown, loss, visible
 from expert.jobs.export.chat_format import base_file
 from expert.jobs.export.exported import Exported
-from expert.jobs.export.portable_base import PortableBase, portable_base
+from expert.jobs.export.portable_base import portable_base
 from expert.jobs.sample.sample import prompt_text
 from expert.jobs.validate.saved_verdict import SavedVerdict
 from expert.manifest.schema.kinds import IN_FLOAT32, is_jinja
@@ -35,9 +35,6 @@ from expert.run.stored.load import Trained
 
 QUESTION = "{question}"
 FOLDER = "PATH/TO/THIS/FOLDER"
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM accepts for --max-lora-rank (default 16)."""
-_VLLM_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 LIBRARIES = ("torch", "transformers", "peft")
 _DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
 # `expert sample` uses float32 on a CPU, too.
@@ -90,10 +87,8 @@ def model_card(
     manifest: Mapping[str, Any] | None = None,
     verdict: SavedVerdict | None = None,
     prompt: PromptFormat | None = None,
-    has_template: bool = False,
 ) -> str:
-    """The card as Markdown, with the YAML header that model hubs read. `has_template`: the export
-    has its own chat template."""
+    """The card as Markdown, with the YAML header that model hubs read."""
     import jinja2
 
     base = portable_base(plan.model, with_hashes=done.kind == "adapter")
@@ -140,7 +135,7 @@ def model_card(
         used_dtype=used or dtype,
         served_as=name,
         base_file=base_file(plan.model),
-        vllm="" if done.gguf else _vllm(plan, done, base, name, has_template),
+        vllm_dtype=_DTYPES.get(dtype, "float16").removeprefix("torch."),
         built_in=plan.model.place == "built-in",
         soft_prompts=", ".join(prompts),
         folder=FOLDER,
@@ -170,29 +165,6 @@ def model_card(
         version=__version__,
     )
     return redacted(visible(text))
-
-
-def _vllm(plan: RunPlan, done: Exported, base: PortableBase, name: str, template: bool) -> str:
-    """The command that serves an export with vLLM; "" if it cannot load it. `template`: the export
-    has its own chat template."""
-    adapter, model = plan.adapter, FOLDER
-    if plan.model.name == CHAR_GPT or adapter.soft_prompts:
-        return ""
-    dtype = _VLLM_DTYPES[plan.kernels.precision if done.kind == "adapter" else done.dtype]
-    more = f"--served-model-name {shlex.quote(name)}"
-    if done.kind == "adapter":
-        ranks = [allowed for allowed in VLLM_RANKS if allowed >= (adapter.rank or 1)]
-        if adapter.type != "lora" or not ranks or plan.model.quantization == "int8":
-            return ""
-        in_folder = f"{FOLDER}/base" if plan.model.place == "built-in" else "PATH/TO/THE/BASE"
-        model = shlex.quote(base.hub_id or in_folder)
-        dtype = "bfloat16" if dtype == "float32" else dtype  # its LoRA kernels have 16 bits
-        more = (
-            f"--enable-lora --max-lora-rank {ranks[0]} --lora-modules {shlex.quote(name)}={FOLDER}"
-        )
-        more += f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
-        more += " --quantization bitsandbytes" if plan.model.quantization == "int4" else ""
-    return f"vllm serve {model} --dtype {dtype} {more}"
 
 
 def _fenced(text: str) -> str:

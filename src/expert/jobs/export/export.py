@@ -170,7 +170,6 @@ def export(
             manifest=read_object_or_empty(folder.manifest),
             verdict=verdict,
             prompt=expected.prompt_format,
-            has_template=(temporary / CHAT_TEMPLATE).is_file(),
         )
         (temporary / "README.md").write_text(card, encoding="utf-8")
         _write_record(source, done, temporary, verdict)
