@@ -20,14 +20,14 @@ from expert.core.rundir import RunFolder
 from expert.data.records import Turn
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import LAYOUTS, named_template
-from expert.jobs.export.as_gguf import _scaling
+from expert.jobs.export.as_gguf import write_adapter
 from expert.jobs.export.card import model_card
 from expert.jobs.export.chat_format import FormatTexts, fixed_texts_of, go_template, jinja_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.architecture import family_of
-from expert.jobs.export.gguf_file.file import FILE_TYPES, tensor_type
+from expert.jobs.export.gguf_file.file import FILE_TYPES, GgufMetadata, tensor_type
 from expert.jobs.export.gguf_file.k_quants import K_TYPES, k_quantised
 from expert.jobs.verify import verify
 from expert.run.stored.load import read_plan
@@ -92,21 +92,6 @@ def test_blocks_of_nothing_of_one_value_and_with_one_large_value_stay_what_they_
 )
 def test_each_tensor_has_the_type_of_llama_cpps_mix(name, shape, file, expected):
     assert tensor_type(name, shape, file, layers=4, tied=True) == expected
-
-
-@each(
-    "settings, module, expected",
-    [
-        ({"r": 4, "lora_alpha": 8}, "m.q_proj", 1.0),
-        ({"r": 4, "lora_alpha": 8, "use_rslora": True}, "m.q_proj", 2.0),
-        ({"r": 4, "lora_alpha": 8, "alpha_pattern": {"q_proj": 16}}, "m.q_proj", 2.0),
-        ({"r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 2}}, "m.q_proj", 1.0),
-        ({"r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 2}}, "m.o_proj", 1.0),
-    ],
-)
-def test_any_scaling_of_an_adapter_becomes_that_of_llama_cpp(settings, module, expected):
-    """llama.cpp multiplies by alpha / rank of the matrices themselves."""
-    assert _scaling(settings, module) == expected
 
 
 # --- conversations -------------------------------------------------------------------------------
@@ -236,6 +221,12 @@ def test_an_adapter_alone_adds_up_to_the_expert(tmp_path):
     assert {"blk.0.attn_q.weight.lora_a", "blk.1.ffn_down.weight.lora_b"} <= names
     text = (tmp_path / "out" / "Modelfile").read_text(encoding="utf-8")
     assert "ADAPTER ./demo-lora.gguf\n" in text
+    copy = shutil.copytree(finished("lora") / "final", tmp_path / "copy")
+    settings = json.loads((copy / "adapter_config.json").read_text(encoding="utf-8"))
+    (copy / "adapter_config.json").write_text(json.dumps({**settings, "use_rslora": True}))
+    config = family_config("qwen3")
+    with pytest.raises(CannotExport, match="cannot load use_rslora"):
+        write_adapter(tmp_path / "x", copy, config, family_of(config), GgufMetadata("x"))
 
 
 def test_weights_that_are_written_wrong_are_refused_and_nothing_is_left(tmp_path, monkeypatch):

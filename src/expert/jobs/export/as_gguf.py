@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,10 +155,7 @@ def save_adapter(source: ExportRequest, trained: Trained, target: Path) -> None:
 def write_adapter(
     path: Path, folder: Path, config: Any, family: Family, about: GgufMetadata
 ) -> None:
-    """Write the adapter of a PEFT folder.
-
-    llama.cpp scales by alpha / rank; other scaling (rslora, per-module ranks) is multiplied into B.
-    """
+    """Write the adapter of a PEFT folder; llama.cpp scales by alpha / rank, and no other way."""
     from safetensors.torch import load_file
 
     settings = read_object(folder / "adapter_config.json")
@@ -172,12 +169,12 @@ def write_adapter(
             continue
         values = tensor.float()
         if match[2] == "B":
-            values = tensor_converters(name, family, config)[0](
-                values * _scaling(settings, match[1])
-            )
+            values = tensor_converters(name, family, config)[0](values)
         pairs.setdefault(name, {})[f"{name}.lora_{match[2].lower()}"] = values
-    if unsupported or settings.get("use_dora"):
-        shown = ", ".join(sorted(unsupported)[:3]) or "use_dora"
+    odd = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern")
+    unsupported += [name for name in odd if settings.get(name)]
+    if unsupported:
+        shown = ", ".join(sorted(unsupported)[:3])
         raise CannotExport(
             f"--gguf-adapter: llama.cpp cannot load {shown}  (write the merged model with "
             "--gguf q8_0)"
@@ -188,22 +185,6 @@ def write_adapter(
     writer.add_float32("adapter.lora.alpha", float(settings["lora_alpha"]))
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     write_tensors(writer, shapes, dict.fromkeys(tensors, "F32"), iter(tensors.values()))
-
-
-def _scaling(settings: Mapping[str, Any], module: str) -> float:
-    """PEFT's scaling of a module divided by llama.cpp's alpha / rank."""
-
-    def own(name: str, default: float) -> float:
-        patterns = settings.get(f"{name}_pattern") or {}
-        fitting = (
-            value for key, value in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module)
-        )
-        return float(next(fitting, default))
-
-    alpha = float(settings["lora_alpha"])
-    rank = own("rank", float(settings["r"]))
-    under = rank**0.5 if settings.get("use_rslora") else rank
-    return own("alpha", alpha) / under * rank / alpha
 
 
 def write_gguf_adapter(
