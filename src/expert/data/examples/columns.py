@@ -296,7 +296,7 @@ def _rejected(seen: ColumnSurvey, requested: Mapping[str, str], found: Columns) 
     known = _by_lower_name(seen.names)
     pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), ("", ""))
     column = requested.get("rejected") or known.get(pair[1], "")
-    if not column or found.kind not in ("instruction", "messages"):
+    if not column or found.kind == "text":
         pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
         raise DataError(
             f"no two columns hold a preferred and a rejected answer (looked for {pairs}); "
