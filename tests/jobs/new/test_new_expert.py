@@ -232,7 +232,7 @@ def test_few_rows_get_more_epochs_than_many(tmp_path):
 def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferred_half(tmp_path):
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
     file = write_rows(tmp_path / "rows.jsonl", [row])
-    with pytest.raises(CannotCreate, match=r"DPO.*expert new --preferred\)$"):
+    with pytest.raises(CannotCreate, match=r"method: dpo.*expert new --preferred\)$"):
         new_expert("one", data=file, into=tmp_path)
     made = new_expert("one", data=file, into=tmp_path, preferred=True)
     assert made.columns == {"instruction": "prompt", "response": "chosen"}
