@@ -14,7 +14,6 @@ from expert.data.examples.column_survey import (
     MEDIA,
     MESSAGE,
     MESSAGES,
-    NUMBER,
     OBJECT,
     ColumnSurvey,
 )
@@ -154,19 +153,11 @@ class Columns:
         }
         if not named:
             return ""
-        plain = {name.strip().lower() for name in named}
-        fixes = []
-        if self.kind == "text":
-            fixes.append(f"{_MAPPING} with instruction and response gives plain text its answers")
-        elif not plain <= SELECTION_COLUMNS:
-            fixes.append(
-                f"to use one, map it in {_MAPPING}, or copy its text into a column that is used"
-            )
-        # Words such as pos and neg are classes, which preference_rows does not understand.
-        labels = [n for n in named if n.strip().lower() in _LABELS]
-        if self.kind != "text" and any(seen.holds_only(n, BOOLEAN, NUMBER) for n in labels):
-            fixes.append(f"if {labels[0]} says which answers are good: {_PREFERRED_KEY}")
-        if choosing := [name for name in named if name.strip().lower() in SELECTION_COLUMNS]:
+        choosing = [name for name in named if name.strip().lower() in SELECTION_COLUMNS]
+        fixes = [f"to use one, map it in {_MAPPING}, or copy its text into a column that is used"]
+        if len(choosing) == len(named):
+            fixes = []
+        if choosing:
             doubt = f"all rows are trained on whatever {' and '.join(choosing)} may say"
             fixes.append(f"{doubt}: remove those that should not be")
         of = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
