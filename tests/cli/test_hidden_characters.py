@@ -47,7 +47,7 @@ def test_nothing_that_is_shown_can_move_the_cursor(terminal: bool, monkeypatch: 
     with Waiting(console, hostile):
         pass
     write_json({hostile: [hostile]})
-    _Writer(console, several=True, quiet=False).begin(hostile, plain=True)
+    _Writer(console, several=True).begin(hostile, plain=True)
     shown = stream.getvalue()
     assert "owned" in shown
     assert raw(COLOURS.sub("", shown)) == set()

@@ -60,7 +60,7 @@ def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch):
 
     folder = finished("lora")
     (folder / "validation.json").unlink(missing_ok=True)
-    stopped_in(monkeypatch, validating, "_evaluate", signal.SIGTERM)
+    stopped_in(monkeypatch, validating, "answer_rows", signal.SIGTERM)
     ran = run("validate", "--expert", str(folder), "--device", "cpu", "--limit", "2")
     assert ran.code == 143
     assert "expert validate: stopped by SIGTERM: no verdict was written" in ran.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from expert.cli.validate import ValidatingView
-from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
+from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED, EXIT_USAGE
 from tests.cli.screens import recorded
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt
@@ -107,3 +107,12 @@ def test_a_judge_command_and_its_bar_are_taken_from_the_command_line(run, tmp_pa
     ran = run(*asked, "--min-score", "0.4")
     assert ran.code == 0, ran.err
     assert "required: mean score of at least 0.4 by the judge command" in ran.out.splitlines()
+
+
+def test_several_starts_by_torchrun_are_refused(run, monkeypatch):
+    world = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**world, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    ran = run("validate", "nowhere", "--device", "cpu")
+    assert ran.code == EXIT_USAGE
+    assert ran.err.startswith("torchrun has started expert validate several times")

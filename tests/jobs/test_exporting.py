@@ -19,7 +19,7 @@ from expert.core.links import LinkRefused
 from expert.core.publish import damage
 from expert.core.resources import DiskFull
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card import CardFacts, PromptFormat, model_card
+from expert.jobs.export.card import PromptFormat, model_card
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import (
     TOLERANCE,
@@ -140,10 +140,9 @@ def test_whole_models_soft_prompts_and_character_models_are_exported_to_the_bit(
     assert names == own | {"vocabulary.json"}
 
 
-def test_a_quantised_base_is_merged_unquantised_and_the_distance_is_told(tmp_path):
+def test_a_quantised_base_is_merged_unquantised_which_is_a_warning(tmp_path):
     done = exported_to(tmp_path / "out", finished("int8"), kind="merged")
     assert done.share < 1e-4
-    assert 1e-3 < done.quantised_share < 0.5
     assert "the base was quantised in training and is not in the export" in done.warnings()[0]
 
 
@@ -316,19 +315,16 @@ def test_an_expert_on_fp8_answers_alike_and_its_card_says_what_it_was_trained_on
     assert done.share < 1e-4
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "In training the base's weights were in FP8" in card
-    merged = exported_to(tmp_path / "merged", run, kind="merged")
-    assert 1e-3 < merged.quantised_share < 0.5
+    assert exported_to(tmp_path / "merged", run, kind="merged").unquantised
 
 
 def test_cards_name_their_library_and_a_cached_base_its_hub_id_and_commit():
-    plan, known = (
-        read_plan(RunFolder(finished("lora"))),
-        CardFacts(prompt_format=PromptFormat("{question}", True)),
-    )
+    plan, prompt = read_plan(RunFolder(finished("lora"))), PromptFormat("{question}", True)
 
     def card(how: Any, **changes: str) -> str:
         model = plan.model.model_copy(update=changes)
-        return model_card(plan.model_copy(update={"model": model}), exported("lora", how), known)
+        own = plan.model_copy(update={"model": model})
+        return model_card(own, exported("lora", how), prompt=prompt)
 
     for how, library in (("adapter", "peft"), ("merged", "transformers")):
         assert f"library_name: {library}\n" in card(how, name="tiny", place="built-in")

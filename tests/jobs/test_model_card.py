@@ -15,10 +15,9 @@ import pytest
 import yaml
 
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card import CardFacts, PromptFormat, languages, model_card
+from expert.jobs.export.card import FOLDER, PromptFormat, languages, model_card
 from expert.jobs.export.export import export
 from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.servers import FOLDER
 from expert.jobs.sample.sample import sample
 from expert.jobs.validate.saved_verdict import SavedVerdict
 from expert.run.stored.load import read_plan
@@ -162,7 +161,7 @@ def test_texts_of_a_manifest_cannot_get_out_of_their_place_in_the_code():
     prompt_format = PromptFormat(
         '"""\n```\nimport os\n{question}', plain=False, stops=('"]; import os; ["', "```")
     )
-    card = model_card(plan, exported("lora"), CardFacts(prompt_format=prompt_format))
+    card = model_card(plan, exported("lora"), prompt=prompt_format)
     code = card.partition("```python\n")[2].partition("```")[0]
     modules = {
         alias.name
@@ -252,7 +251,7 @@ def test_languages_are_those_of_the_manifest_and_never_guessed():
 def test_a_card_says_what_the_expert_does_how_to_ask_it_and_where_it_fails():
     done, plan = exported("lora"), read_plan(RunFolder(finished("lora")))
     verdict = SavedVerdict(
-        passed=True, reasons="", cases=200, accuracy=0.975, baseline="1.0% (base)"
+        passed=True, reasons="", words="97.5%", accuracy=0.975, baseline="1.0% (base)"
     )
     manifest = {
         "description": "Repairs *broken* JSON.",
@@ -262,9 +261,7 @@ def test_a_card_says_what_the_expert_does_how_to_ask_it_and_where_it_fails():
     }
     text = "<user>```` {question}</user>"
     asked = PromptFormat(text, plain=False)
-    card = model_card(
-        plan, done, CardFacts(manifest=manifest, verdict=verdict, prompt_format=asked)
-    )
+    card = model_card(plan, done, manifest=manifest, verdict=verdict, prompt=asked)
     assert yaml.safe_load(card.split("---")[1])["license"] == "apache-2.0"
     assert "Repairs \\*broken\\* JSON.\n\nTasks: repair.\n" in card
     assert f"`````text\n{text}\n`````\n" in card  # the format cannot end its block
@@ -275,7 +272,7 @@ def test_a_card_says_what_the_expert_does_how_to_ask_it_and_where_it_fails():
     assert lines[0] == "* English only."
     assert lines[2].startswith("* 2.5% of its answers to held-out rows of this kind were wrong")
     # What was not measured is not claimed.
-    unknown = model_card(plan, done, CardFacts())
+    unknown = model_card(plan, done)
     assert "* How many of its answers are right was not measured." in unknown
     assert "answers of the baseline" not in unknown
 
@@ -289,9 +286,9 @@ def test_a_card_shows_the_prompt_format_and_no_row_of_the_data():
 def test_the_head_of_a_card_has_language_licence_and_tags_of_the_manifest():
     done, plan = exported("lora"), read_plan(RunFolder(finished("lora")))
     manifest = {"capabilities": ["language:sql", "language:de"], "license": "mit", "tags": ["shop"]}
-    card = model_card(plan, done, CardFacts(manifest=manifest))
+    card = model_card(plan, done, manifest=manifest)
     told = yaml.safe_load(card.split("---")[1])
     assert told["language"] == ["de"]
     assert told["license"] == "mit"
     assert told["tags"] == ["lora", "expert", "code", "sql", "shop"]
-    assert "language" not in yaml.safe_load(model_card(plan, done, CardFacts()).split("---")[1])
+    assert "language" not in yaml.safe_load(model_card(plan, done).split("---")[1])

@@ -52,8 +52,7 @@ class Hub:
 
     def model_info(self, name: str) -> Any:
         self._begin("model_info")
-        there = [SimpleNamespace(rfilename=file) for file in self.files]
-        return SimpleNamespace(private=self.repositories[name], siblings=there)
+        return SimpleNamespace(private=self.repositories[name])
 
     def upload_folder(self, *, folder_path: Path, **asked: Any) -> Any:
         self._begin("upload_folder")
@@ -82,14 +81,12 @@ def out(tmp_path) -> Path:
 
 
 def test_every_file_is_listed_and_uploaded_and_no_file_names_a_folder_of_this_machine(hub, out):
-    hub.files["notes.txt"] = b"by hand"
     told: list[str] = []
     done = push(out, NAME, tell=told.append)
-    assert (done.url, done.private, hub.repositories) == (URL, True, {NAME: True})
-    assert done.others == ["notes.txt"]
+    assert (done["url"], done["private"], hub.repositories) == (URL, True, {NAME: True})
     own = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
-    assert {**own, "notes.txt": b"by hand"} == hub.files
-    assert done.files == {name: len(data) for name, data in own.items()}
+    assert own == hub.files
+    assert done["files"] == {name: len(data) for name, data in own.items()}
     assert all(any(name in line for line in told[:-1]) for name in own)
     assert told[-1].endswith(f"to {NAME} (private) …")
     place = str(finished("lora").parent).encode()
@@ -98,7 +95,7 @@ def test_every_file_is_listed_and_uploaded_and_no_file_names_a_folder_of_this_ma
 
 @each("public, words", [(True, "is private on the hub"), (False, r"is public .* \(add --public")])
 def test_a_repository_is_made_and_stays_as_visible_as_asked(hub, out, public, words):
-    assert push(out, NAME, public=not public).private is public
+    assert push(out, NAME, public=not public)["private"] is public
     assert hub.repositories.pop(NAME) is public
     hub.repositories[NAME] = public
     with pytest.raises(CannotPush, match=words):

@@ -56,7 +56,6 @@ SCORES = "for n, case in enumerate(cases): print(json.dumps({{'id': case['id'], 
 def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_path):
     done = validate(teller(), device="cpu")
     assert done.domain == "open"
-    assert sum(each.normalised for each in done.result.cases) == 0  # none is right word by word
     assert done.result.rows.loss < done.base.loss
     assert (done.gate.passed, done.gate.reasons) == (True, ())
     found = written(teller())

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import expert
+from expert.core.errors import ExpertError
 from expert.data.records import DataError
 from expert.jobs.validate.test_sets import NoTestSet
 from expert.jobs.validate.validate import CannotValidate, validate
@@ -25,7 +26,7 @@ def test_a_trained_expert_passes_and_its_base_does_not():
     assert done.gate.passed
     assert done.result.score.accuracy == 1.0
     # Whitespace differs, so that only the parser finds it correct.
-    assert sum(each.exact for each in done.result.cases) == 0
+    assert not [each for each in done.result.cases if each.answer == each.case.expected]
     assert done.baseline.score.accuracy == 0.0
     assert done.baseline.rows.loss > done.result.rows.loss
     assert len(done.comparison.wins) == len(TESTS)
@@ -102,6 +103,29 @@ def test_cases_of_a_file_are_written_like_training_rows(tmp_path):
     assert first.case.prompt == "say\n\nInput:\ncat 9"
     assert second.case.expected == "no"
     assert [each.judgement.passed for each in done.result.cases] == [True, False, True, False]
+
+
+@each(
+    ("data", "text"),
+    [
+        ("{", "JSON"),
+        (
+            {"version": 2, "cases": [{"instruction": "x", "expected": "y"}]},
+            "is not a file of cases",
+        ),
+        ({"cases": []}, "is not a file of cases"),
+        ({"cases": [3]}, "is not a file of cases"),
+        ({"cases": [{"instruction": "x"}]}, "cases.json:1: "),
+        ({"cases": [{"id": "a", "expected": "x"}]}, "case 1 asks nothing"),
+        ({"cases": [{"instruction": "x", "expected": "y", "check": 3}]}, "'check' is not a JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_cases_is_said_with_its_place(data, text, tmp_path):
+    path = tmp_path / "cases.json"
+    path.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
+    with pytest.raises(ExpertError) as raised:
+        validate(learnt(), test_set=path, device="cpu")
+    assert text in str(raised.value)
 
 
 @each(

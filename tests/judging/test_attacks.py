@@ -6,7 +6,6 @@ where the command is given; after the attack it is as it was.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from expert.judging.judge_pool import JudgeProcess, judge_all
 from expert.judging.oracles.oracle import right
-from expert.judging.oracles.typescript import type_errors
 from tests.each import each
 from tests.judging.judged import case_of
 
@@ -271,58 +269,6 @@ def test_an_answer_that_nests_without_end_is_wrong(attacked, domain, text):
     setup = {"cypher": [NODES, ONE], "sql": ["CREATE TABLE t(a)"]}.get(domain, [])
     expected = {"cypher": NAMES, "sql": "SELECT 1", "typescript": "let a = 1"}.get(domain, "1")
     assert attacked(domain, expected, text, setup=setup).passed is not True
-
-
-# --- TypeScript ---------------------------------------------------------------------------------
-
-
-@each(
-    "program",
-    [
-        'import secret from "{home}/canary.json"; export const x = secret.const',
-        'import * as other from "./p0"',
-        'export * from "../p0.ts"',
-        'let x: import("./p0").X',
-        'const x = await import("./p0")',
-        'const x = require("./p0")',
-        'import x = require("./p0")',
-        '/// <reference path="{home}/canary.json" />\nlet y = 1',
-        "declare global {{ interface Array<T> {{ everything: any }} }} export {{}}",
-        'declare module "./p0" {{ let x: any }}',
-    ],
-)
-def test_a_program_does_not_reach_for_other_files(attacked, home, program):
-    attack = program.format(home=home)
-    found = attacked("typescript", "let y = 0", attack, equals=False)
-    assert (found.passed, found.kind) == (False, "types")
-    assert attacked("typescript", attack, "let y = 2", equals=False).passed is None
-    assert (
-        attacked("typescript", "let y = 1", "let y = 2", equals=False, before=attack).kind == "none"
-    )
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")
-def test_the_compiler_reads_and_writes_nothing_of_the_users(home, tmp_path_factory, listening):
-    """A stand-in for a compiler that was taken over."""
-    tsc = tmp_path_factory.mktemp("installed") / "tsc"
-    tries = [
-        f"cat {home}/canary.csv > /dev/stdout 2>/dev/null && say='read a file'",
-        f"(: > {home}/canary.csv) 2>/dev/null && say='emptied a file'",
-        f"mkdir {home}/made 2>/dev/null && say='made a folder'",
-        f"(echo x > /dev/tcp/127.0.0.1/{listening.port}) 2>/dev/null && say='called'",
-        '[ -n "$SECRET_TOKEN" ] && say="read the environment"',
-    ]
-    told = '[ -n "$say" ] && echo "p0.ts(1,1): error TS1: $say"'
-    tsc.write_text("\n".join(["#!/bin/bash", "say=''", *tries, told, "exit 0"]), encoding="utf-8")
-    tsc.chmod(0o755)
-    before = _seen(home)
-    os.environ["SECRET_TOKEN"] = SECRET
-    try:
-        assert type_errors(["let a = 1"], str(tsc)) == [None]
-    finally:
-        del os.environ["SECRET_TOKEN"]
-    assert _seen(home) == before
-    assert listening.calls == []
 
 
 # --- The process --------------------------------------------------------------------------------

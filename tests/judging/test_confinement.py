@@ -39,9 +39,8 @@ def asked(code: bytes, architecture: int, number: int, *arguments: int) -> int:
 
 
 @each("machine", MACHINES)
-@each("program", [False, True])
-def test_the_filter_allows_and_refuses_system_calls(machine, program):
-    code = _filter(machine, program=program)
+def test_the_filter_allows_and_refuses_system_calls(machine):
+    code = _filter(machine)
     assert 0 < len(code) // 8 <= 4096  # the kernel's limit
 
     def call(number: int, *arguments: int) -> bool:
@@ -54,10 +53,10 @@ def test_the_filter_allows_and_refuses_system_calls(machine, program):
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC, os.O_CREAT, os.O_APPEND):
         assert not call(OPENAT[machine], 0, 0, flag)
     assert call(CLONE[machine], 0x3D0F00)  # starts a thread
-    assert call(CLONE[machine], 0x11) is program  # starts a process
-    assert call(EXECVE[machine]) is program
+    assert not call(CLONE[machine], 0x11)  # starts a process
+    assert not call(EXECVE[machine])
     assert call(TGKILL[machine], os.getpid())
-    assert call(TGKILL[machine], 1) is program
+    assert not call(TGKILL[machine], 1)
     [other] = [value for name, value in _ARCHITECTURES.items() if name != machine]
     assert asked(code, other, USUAL[machine][0]) != ALLOW
     if machine == "x86_64":  # its x32 ABI

@@ -19,7 +19,7 @@ from expert.data import splits
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
-from expert.jobs.pretokenize import manifests_below
+from expert.jobs.datasets.find import manifests_below
 from expert.run.open import prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 

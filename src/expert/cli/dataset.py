@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 
     from expert.data.inspect.audit import SplitReport
     from expert.data.inspect.check_rows import DatasetReport
-    from expert.jobs.datasets.find import FoundDataset
-    from expert.jobs.datasets.gather import ConsolidatedExpert
+    from expert.jobs.datasets.find import ConsolidatedExpert, FoundDataset
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 _TOKENIZER_TEMPLATE = "the tokenizer's chat template"
@@ -154,11 +152,9 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
 
 
 def find_datasets(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders to search; default: this one.")
-    ] = None,
     manifests: Annotated[
-        Path | None, typer.Option("--manifests", help="Show which manifests below use the data.")
+        Path | None,
+        typer.Option("--manifests", help="Also list what the manifests below this folder use."),
     ] = None,
     destination: Annotated[
         Path | None,
@@ -166,37 +162,39 @@ def find_datasets(
     ] = None,
     as_json: Annotated[bool, json_option("Print the list as JSON.")] = False,
 ) -> None:
-    """List the datasets on this machine, or copy what manifests need to one place."""
-    from expert.jobs.datasets.find import datasets_cache, hub_cache, read_users
+    """List the datasets in this machine's caches and those of manifests, or copy what manifests
+    need to one place."""
+    from expert.jobs.datasets.find import caches, consolidate, read_users
     from expert.jobs.datasets.find import find_datasets as find
-    from expert.jobs.datasets.gather import consolidate
 
     if destination is not None and manifests is None:
         raise typer.BadParameter("--consolidate needs --manifests FOLDER")
     home = Path.home()
     users, unread = read_users(manifests) if manifests else ([], [])
-    caches = {
-        "hub": hub_cache(os.environ, home),
-        "datasets": datasets_cache(os.environ, home),
-    }
+    places = dict(zip(("hub", "datasets"), caches(os.environ, home), strict=True))
     found: list[FoundDataset] = []
     gathered: list[ConsolidatedExpert] = []
     if destination is not None:
         gathered = consolidate(users, destination)
     else:
-        searched = folders or [manifests or Path()]
-        found = find(searched, environ=os.environ, home=home, users=users)
+        found = find(environ=os.environ, home=home, users=users)
     if as_json:
         name = "datasets" if destination is None else "gathered"
         listed = [*map(asdict, found), *map(asdict, gathered)]
-        write_json({name: listed, "manifests_not_read": unread, "caches": caches})
+        write_json({name: listed, "manifests_not_read": unread, "caches": places})
         return
     console = make_console()
     if destination is None:
         _show_found(found, console, with_users=manifests is not None)
     for one in gathered:
-        _show_gathered(one, console)
-    shown = {f"{name} cache": folder for name, folder in caches.items()}
+        show(console, one.expert, "bold")
+        for copy in one.copies:
+            show(console, f"  {copy['done']}: {copy['target']}")
+        for line in one.left:
+            show(console, f"  not copied: {line}", "yellow")
+        if one.set_options:
+            show(console, f"  use it with: {one.set_options}")
+    shown = {f"{name} cache": folder for name, folder in places.items()}
     shown |= {f"prepared tokens of {user.name}": user.cache for user in users}
     for name, folder in shown.items():
         show(console, f"{name}: {folder}{'' if folder.is_dir() else ' (missing)'}", "dim")
@@ -210,30 +208,14 @@ def _show_found(found: list[FoundDataset], console: Console, *, with_users: bool
         return
     rows = []
     for entry in found:
-        used = datetime.fromtimestamp(entry.last_used) if entry.last_used is not None else None
-        amount = "–" if entry.rows is None else f"{entry.rows:,}"
-        if entry.tokens is not None:
-            amount += f" ({count(entry.tokens)} tokens)"
         local = entry.kind not in ("hub cache", "datasets cache")
         row = (
             entry.kind,
             entry.path if local else f"{entry.name}\n{entry.path}",
             ", ".join(entry.splits) or "–",
-            amount,
+            "–" if entry.rows is None else f"{entry.rows:,}",
             gib(entry.size),
-            f"{used:%Y-%m-%d %H:%M}" if used else "–",
         )
         rows.append((*row, ", ".join(entry.used_by) or "–") if with_users else row)
-    columns = ("kind", "name", "splits", "rows", "size", "last used", "used by")
+    columns = ("kind", "name", "splits", "rows", "size", "used by")
     show_sheet(Sheet(columns if with_users else columns[:-1], [rows]), console)
-
-
-def _show_gathered(one: ConsolidatedExpert, console: Console) -> None:
-    show(console, one.expert, "bold")
-    for copy in one.copies:
-        proof = f"({gib(copy.size)}, sha256 {copy.sha256[:12]})"
-        show(console, f"  {copy.done}: {copy.target}  {proof}")
-    for line in one.left:
-        show(console, f"  not copied: {line}", "yellow")
-    if one.set_options:
-        show(console, f"  use it with: {one.set_options}")

@@ -15,10 +15,7 @@ from expert.core.errors import EXIT_DAMAGED, EXIT_UNAVAILABLE
 from expert.core.text import gib
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from expert.jobs.export.exported import Exported
-    from expert.jobs.export.push import Pushed
 
 EXPORT_EPILOG = (
     "Exit codes: 0 exported, and pushed where asked; 2 refused, such as a failed quality gate or a "
@@ -81,8 +78,11 @@ def export(
     as_json: Annotated[bool, options.json_option("Print what was written as JSON.")] = False,
 ) -> None:
     """Write the adapter, merged weights or a GGUF file, and check it."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
     from expert.jobs.export.export import export as export_job
     from expert.jobs.export.push import check_push
+    from expert.jobs.export.push import push as push_job
     from expert.run.stored.locate import find_trained
 
     flags = {"--merged": merged, "--adapter": adapter, "--gguf": gguf is not None}
@@ -119,37 +119,19 @@ def export(
         if not as_json:
             show_lines(console, exported_lines(done))
     if push:
-        found["pushed"] = asdict(
-            _push(console, to or run or expert or Path(), push, public, allow_failed, as_json)
+        if as_json or not console.is_terminal:
+            disable_progress_bars()  # they would fill a log
+        found["pushed"] = push_job(
+            to or run or expert or Path(),
+            push,
+            public=public,
+            allow_failed=allow_failed,
+            tell=lambda text: show(console, text),
         )
+        if not as_json:
+            show(console, f"✓ pushed: {found['pushed']['url']}")
     if as_json:
         write_json(found, needed=False)
-
-
-def _push(
-    console: Console, folder: Path, push: str, public: bool, allow_failed: bool, as_json: bool
-) -> Pushed:
-    """List the files, upload them to the hub, and show the address."""
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    from expert.jobs.export.push import push as push_job
-
-    if as_json or not console.is_terminal:  # bars would fill a log
-        disable_progress_bars()
-    done = push_job(
-        folder,
-        push,
-        public=public,
-        allow_failed=allow_failed,
-        tell=lambda text: show(console, text),
-    )
-    if not as_json:
-        show(console, f"✓ pushed: {done.url}")
-        if done.others:
-            others = ", ".join(done.others)
-            warning = f"warning: the repository also has files of other exports: {others}"
-            show(console, warning, "yellow")
-    return done
 
 
 def exported_lines(done: Exported) -> list[Line]:
@@ -166,20 +148,7 @@ def exported_lines(done: Exported) -> list[Line]:
     return [
         (f"✓ wrote {what} ({done.checkpoint}, {dtype}, {gib(done.bytes)}): {done.folder}", ""),
         (f"  {compared}", "dim"),
-        *_quality_lines(done),
+        *([(f"  {done.quality.in_words()}", "")] if done.quality is not None else []),
         (f"  {judged}", "dim"),
         *((f"warning: {warning}", "yellow") for warning in done.warnings()),
     ]
-
-
-def _quality_lines(done: Exported) -> list[Line]:
-    """What quantising costs, as a small table."""
-    if done.quality is None or done.quality.unknown:
-        return []
-    rows = [("", "expert", done.gguf, "change"), *done.quality.table()]
-    widths = [max(len(row[place]) for row in rows) for place in range(4)]
-    lines = [
-        "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, cell, width in cells)
-        for cells in ([(place, row[place], widths[place]) for place in range(4)] for row in rows)
-    ]
-    return [(f"  on {done.quality.on()}:", ""), *((f"    {line.rstrip()}", "") for line in lines)]

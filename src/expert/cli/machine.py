@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,6 @@ from expert.cli.show.options import json_option
 from expert.core.text import gib
 
 if TYPE_CHECKING:
-    from expert.jobs.gpu_memory import CardMemory, GpuMemory
     from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine
 
 FactRow = tuple[str, str, str]
@@ -121,45 +121,36 @@ def clear_cuda_cache(
     as_json: Annotated[bool, json_option("Print cards and processes as JSON.")] = False,
 ) -> None:
     """Show which processes hold GPU memory; only they can free it."""
-    from expert.jobs.gpu_memory import gpu_memory
+    from expert.planning.machine.nvml import describe_gpus
 
-    found = gpu_memory()
+    gpus, note = describe_gpus()
     if as_json:
-        cards = [{**asdict(c), "could_be_freed_bytes": c.could_be_freed_bytes} for c in found.cards]
-        write_json({**asdict(found), "cards": cards})
+        # A cache belongs to the process that filled it: this one frees nothing.
+        write_json({"cards": [asdict(gpu) for gpu in gpus], "note": note, "freed_bytes": 0})
+    elif not gpus:
+        show_lines(make_console(), [(f"There is no GPU here, and no memory to free: {note}.", "")])
     else:
-        show_lines(make_console(), memory_lines(found))
+        lines = [line for gpu in gpus for line in _holder_lines(gpu)]
+        lines += [(f"note: {note}", "dim")] if note else []
+        held = any(gpu.holders.value for gpu in gpus)
+        nothing = "Nothing was freed: no visible process holds GPU memory."
+        show_lines(make_console(), [*lines, (_NOTHING_FREED if held else nothing, "")])
 
 
-def memory_lines(found: GpuMemory) -> list[Line]:
-    """Every card with its processes, then what could be done."""
-    if not found.cards:
-        return [(f"There is no GPU here, and no GPU memory to free: {found.note}.", "")]
-    lines = [line for card in found.cards for line in _card_lines(card)]
-    lines += [(f"note: {found.note}", "dim")] if found.note else []
-    held = any(card.holders for card in found.cards)
-    nothing = "Nothing was freed: no visible process holds GPU memory."
-    return [*lines, (_NOTHING_FREED if held else nothing, "")]
-
-
-def _card_lines(card: CardMemory) -> Iterator[Line]:
-    total, free = card.total_bytes, card.free_bytes
+def _holder_lines(gpu: Gpu) -> Iterator[Line]:
+    total, free = gpu.memory_total_bytes.value, gpu.memory_free_bytes.value
     known = total is not None and free is not None
     used = f": {gib((total or 0) - (free or 0))} of {gib(total or 0)} in use" if known else ""
-    yield f"GPU {card.index} {card.name or 'unknown card'}{used}", "bold"
-    if card.holders is None:
-        yield f"  processes unknown: {card.note}", "yellow"
+    yield f"GPU {gpu.index.value} {gpu.name.value or 'unknown card'}{used}", "bold"
+    if gpu.holders.value is None:
+        yield f"  processes unknown: {gpu.holders.source}", "yellow"
         return
-    for each in card.holders:
-        by = f"  (user {each.user})" if each.user else ""
-        yield f"  pid {each.pid}  {each.name or 'unknown process'}  {_size(each.bytes)}{by}", ""
-        if each.command:
-            shown = each.command if len(each.command) <= 100 else each.command[:99] + "…"
-            yield f"    {shown}", "dim"
-        freed = f"ending it would free {_size(each.bytes)}"
-        yield f"    {'this command itself' if each.own else freed}", "dim"
-    if card.elsewhere_bytes:
+    for each in gpu.holders.value:
+        freed = f"ending it would free {_size(each.used_bytes)}"
+        own = "this command itself" if each.pid == os.getpid() else freed
+        yield f"  pid {each.pid}  {each.name or 'unknown process'}: {own}", ""
+    if gpu.unlisted_bytes:
         what = "the driver itself, or processes that are not visible from here"
-        yield f"  {gib(card.elsewhere_bytes)}: {what}", "dim"
-    if not card.holders:
+        yield f"  {gib(gpu.unlisted_bytes)}: {what}", "dim"
+    if not gpu.holders.value:
         yield "  no process uses its memory", ""

@@ -54,7 +54,7 @@ def _prepare_all(
     machine; failures are listed on standard error."""
     from expert.data.records import DataNotFound
     from expert.data.splits import NothingToPrepare
-    from expert.jobs.pretokenize import manifests_below
+    from expert.jobs.datasets.find import manifests_below
     from expert.manifest.text.document import is_other_tools_file
     from expert.run.open import prepare
 

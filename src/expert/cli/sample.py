@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,9 +14,6 @@ from expert.cli.show.display import make_console, show, write_json
 from expert.core.errors import ExpertError
 from expert.core.text import visible
 
-if TYPE_CHECKING:
-    from expert.jobs.sample.sample import Conversation
-
 NEW = "/new"
 MARK = "> "
 
@@ -26,14 +22,6 @@ Prompts = Annotated[
     typer.Option(
         help="What to answer or continue; repeatable; - reads standard input. Without it, a "
         "terminal starts a conversation."
-    ),
-]
-Tools = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Tools it may call: a JSON list, or rows with a column tools; default: those of the "
-        "first row it was trained on.",
     ),
 ]
 Plain = Annotated[
@@ -57,7 +45,6 @@ def sample(
     expert: options.ExpertPlace = None,
     prompt: Prompts = None,
     system: Annotated[str, typer.Option(help="The system message.")] = "",
-    tools: Tools = None,
     plain: Plain = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     temperature: Temperature = None,
@@ -74,10 +61,8 @@ def sample(
     run = options.chosen_run(run, expert)
     prompts = _prompts(prompt, interactive=not as_json and _is_terminal())
     console, notes = make_console(), make_console(error=True)
-    writer = _Writer(console, several=len(prompts) > 1, quiet=as_json)
     how: dict[str, Any] = {
         "system": system,
-        "tools": tools,
         "plain": plain,
         "checkpoint": checkpoint,
         "seed": seed,
@@ -90,14 +75,15 @@ def sample(
         },
         "loading": lambda what: show(notes, f"{what} …", "dim"),
     }
+    if as_json:
+        write_json(sample_job(run, prompts, **how))
+        return
+    writer = _Writer(console, several=len(prompts) > 1)
     if not prompts:
-        _start_chat(run, writer, notes, how)
+        _chat(run, writer, notes, how)
         return
     found = sample_job(run, prompts, begin=writer.begin, tell=writer.write, **how)
     writer.end()
-    if as_json:
-        write_json(found)
-        return
     for note in found.notes:
         show(notes, note, "dim")
     if found.decoding.temperature > 0 and seed is None:
@@ -123,22 +109,20 @@ def _is_terminal() -> bool:
 class _Writer:
     """Prints text as it is generated; the prompt first if it is continued or one of several."""
 
-    def __init__(self, console: Console, *, several: bool, quiet: bool) -> None:
-        self._console, self._several, self._quiet = console, several, quiet
-        self._open = False
+    def __init__(self, console: Console, *, several: bool) -> None:
+        self._console, self._several, self._open = console, several, False
 
     def begin(self, prompt: str, plain: bool) -> None:
         self.end()
-        self._open = not self._quiet
+        self._open = True
         if plain:
             self.write(prompt)
-        elif self._several and not self._quiet:
+        elif self._several:
             show(self._console, f"> {prompt}", "bold")
 
     def write(self, piece: str) -> None:
-        if not self._quiet and piece:
-            sys.stdout.write(visible(piece, keep="\n\t"))  # --json has it unchanged
-            sys.stdout.flush()
+        sys.stdout.write(visible(piece, keep="\n\t"))
+        sys.stdout.flush()
 
     def end(self) -> None:
         if self._open:
@@ -146,52 +130,35 @@ class _Writer:
         self._open = False
 
 
-# --- a conversation in a terminal ----------------------------------------------------------------
+def _chat(run: Path | None, writer: _Writer, notes: Console, how: dict[str, Any]) -> None:
+    """Answer line after line; a line that cannot be answered gets the reason."""
+    import readline  # noqa: F401 - input() edits lines with it once it is imported
 
-
-def _start_chat(run: Path | None, writer: _Writer, notes: Console, how: dict[str, Any]) -> None:
     from expert.jobs.sample.sample import Conversation, load_expert
 
     loaded = load_expert(run, **how)
-    for note in loaded.notes:
-        show(notes, note, "dim")
     conversation = Conversation(loaded, system=how["system"])
-    chat(conversation, writer, lambda text: show(notes, text, "dim"))
-
-
-def read_line() -> str:
-    """A typed line; EOFError at the end of input."""
-    import readline  # noqa: F401 - input() edits lines with it once it is imported
-
-    return input(MARK)
-
-
-def chat(
-    conversation: Conversation,
-    writer: _Writer,
-    note: Callable[[str], None],
-    read: Callable[[], str] = read_line,
-) -> None:
-    """Answer line after line; a line that cannot be answered gets the reason."""
     kept = f"history is kept; {NEW} starts a new conversation"
     alone = "every line is continued by itself"
-    note(f"{kept if conversation.keeps_history else alone}; Ctrl-D ends")
+    first = f"{kept if conversation.keeps_history else alone}; Ctrl-D ends"
+    for note in (*loaded.notes, first):
+        show(notes, note, "dim")
     while True:
         try:
-            line = read().strip()
+            line = input(MARK).strip()
         except EOFError:
             writer.write("\n")
             return
         if line == NEW:
             conversation.reset()
-            note("new conversation")
+            show(notes, "new conversation", "dim")
         elif line:
             try:
                 answer = conversation.ask(line, begin=writer.begin, tell=writer.write)
             except ExpertError as error:
-                note(str(error))
+                show(notes, str(error), "dim")
                 continue
             finally:
                 writer.end()
             if answer.note:
-                note(answer.note)
+                show(notes, answer.note, "dim")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import (
     Line,
     Sheet,
@@ -21,31 +22,19 @@ from expert.cli.show.display import (
     show_sheet,
     write_json,
 )
-from expert.cli.show.options import (
-    Checkpoint,
-    ComputeDevice,
-    Device,
-    ExpertPlace,
-    RunFolder,
-    UsageError,
-    chosen_run,
-    gpus_option,
-    hint_unused_gpus,
-    json_option,
-)
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
 from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
-from expert.core.text import counted, duration, loss, visible
+from expert.core.text import counted, loss, visible
 from expert.judging.domain import JUDGES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.validate.validation import CheckpointResult, Judged, Validation
+    from expert.jobs.validate.validation import CheckpointResult, Validation
     from expert.training.evaluation import EvalResult
 
 SHOWN = 3
-"""Examples of wrong answers (losses first), and of wins."""
+"""Examples of wrong answers."""
 SHOWN_CHARACTERS = 160
 Domain = StrEnum("Domain", list(JUDGES))  # type: ignore[misc] # the choices of --domain
 
@@ -102,19 +91,12 @@ Judge = Annotated[
         "if they are short, open (loss against the base) if not."
     ),
 ]
-Gpus = Annotated[
-    str | None,
-    gpus_option(
-        "Share the work among several GPUs of this machine: all, a number of them, or these. With "
-        "--device cpu: that many processes."
-    ),
-]
 CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases, evenly spread.")]
 
 
 def validate(
-    run: RunFolder = None,
-    expert: ExpertPlace = None,
+    run: options.RunFolder = None,
+    expert: options.ExpertPlace = None,
     test_set: TestSetFile = None,
     baseline: Baseline = None,
     min_accuracy: MinAccuracy = None,
@@ -124,14 +106,13 @@ def validate(
     judge_command: JudgeProgram = None,
     judge_seconds: JudgeSeconds = None,
     min_score: MinScore = None,
-    checkpoint: Checkpoint = None,
+    checkpoint: options.Checkpoint = None,
     checkpoints: Compared = None,
     domain: Judge = None,
     limit: CaseLimit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampled answers.")] = 0,
-    device: ComputeDevice = Device.auto,
-    gpus: Gpus = None,
-    as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
+    device: options.ComputeDevice = options.Device.auto,
+    as_json: Annotated[bool, options.json_option("Print the contents of validation.json.")] = False,
 ) -> None:
     """Score answers to held-out rows and decide the quality gate."""
     asked: dict[str, Any] = {
@@ -141,19 +122,13 @@ def validate(
     }
     from expert.jobs.validate.validate import validate as validate_job
     from expert.parallel.launch import world_from_environment
-    from expert.planning.machine.machine import describe_machine
-    from expert.run.stored.load import pick_device
 
     if world_from_environment().size > 1:  # each process would do all the work
-        raise UsageError(
-            "torchrun has started expert validate several times  (start it once: --gpus all "
-            "shares the work among the cards)"
+        raise options.UsageError(
+            "torchrun has started expert validate several times  (start it once: it uses one card)"
         )
-    run = chosen_run(run, expert, prefer="finished")
+    run = options.chosen_run(run, expert, prefer="finished")
     console = make_console(error=as_json, needed=False)
-    cards = len(describe_machine().gpus) if gpus is None and device != Device.cpu else 0
-    if cards > 1:
-        hint_unused_gpus(console, gpus, cards, pick_device(device.value).type)
     with ValidatingView(console) as view:
         done = validate_job(run, **asked, tell=view)
     if as_json:
@@ -308,27 +283,25 @@ def gate_lines(done: Validation) -> list[Line]:
 
 
 def _facts(side: CheckpointResult) -> dict[str, str]:
-    known, total = _loss_facts(side.rows), len(side.cases)
-    if not total:
+    known, score = _loss_facts(side.rows), side.score
+    if not side.cases:
         return known
-    score = side.score
-    exact = {
-        "exact match": _percent(sum(each.exact for each in side.cases) / total),
-        "match ignoring whitespace": _percent(sum(each.normalised for each in side.cases) / total),
-    }
     counts = " / ".join(map(str, (score.passed, score.failed, score.without_oracle)))
     if side.is_scored:
         mean = "–" if side.scores.mean is None else f"{side.scores.mean:.3g}"
-        facts = {"mean score": f"{mean} of {side.scores.scored}"}
-        facts |= {"enough / too low / no score": counts, **exact, **known}
+        known = {
+            "mean score": f"{mean} of {side.scores.scored}",
+            "enough / too low / no score": counts,
+            **known,
+        }
     elif score.cases:
-        facts = {"accuracy": _percent(score.accuracy), "95 % interval": _interval(score.interval)}
-        facts |= {"correct / wrong / not judged": counts, **exact, **known}
-    else:  # open text: an exact match is shown, but not required
-        facts = known | {f"{name} (not required)": text for name, text in exact.items()}
-    rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
-    facts["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
-    return facts
+        known = {
+            "accuracy": _percent(score.accuracy),
+            "95 % interval": _interval(score.interval),
+            "correct / wrong / not judged": counts,
+            **known,
+        }
+    return known
 
 
 def _loss_facts(rows: EvalResult) -> dict[str, str]:
@@ -340,34 +313,20 @@ def _loss_facts(rows: EvalResult) -> dict[str, str]:
 
 
 def _example_lines(done: Validation) -> list[Line]:
-    """Some wrong answers; with a baseline, first those that it got right, and some wins."""
+    """Some wrong answers, first those that the baseline got right; without any, open answers."""
     compared, cases = done.comparison, done.result.cases
-    wrong = [each for each in cases if each.judgement.passed is False]
-    if compared is None or compared.difference is None:
-        what, style = "wrong answer", "yellow"
-        if not wrong:
-            wrong, what, style = [each for each in cases if each.is_open], "open answer", ""
-        return _cases(wrong[:SHOWN], counted(len(wrong), what), style)
-    low, high = compared.interval or (0.0, 0.0)
-    against = (
-        f"against the baseline {compared.difference:+.1%} ({low:+.1%} to {high:+.1%}): "
-        f"{len(compared.wins)} won, {len(compared.losses)} lost, p = {compared.p_value or 0.0:.2g}"
-    )
-    lost = [each for each in wrong if each.case.id in set(compared.losses)]
-    others = [each for each in wrong if each.case.id not in set(compared.losses)]
-    won = [each for each in cases if each.case.id in set(compared.wins)]
-    head = counted(len(others), "other wrong answer" if lost else "wrong answer")
-    return [
-        (against, "bold"),
-        *_cases(lost[:SHOWN], "lost", "red"),
-        *_cases(others[: max(0, SHOWN - len(lost))], head, "yellow"),
-        *_cases(won[:SHOWN], "won", "green"),
-    ]
-
-
-def _cases(cases: Sequence[Judged], title: str, style: str) -> list[Line]:
-    lines = [(f"{title}:", style)] if cases else []
-    for each in cases:
+    shown, what = [each for each in cases if each.judgement.passed is False], "wrong answer"
+    if not shown:
+        shown, what = [each for each in cases if each.is_open], "open answer"
+    lines: list[Line] = []
+    if compared is not None and compared.difference is not None:
+        lost = set(compared.losses)
+        shown.sort(key=lambda each: each.case.id not in lost)
+        text = f"{len(compared.wins)} won, {len(lost)} lost, p = {compared.p_value or 0.0:.2g}"
+        lines.append((f"against the baseline {compared.difference:+.1%}: {text}", "bold"))
+    if shown:
+        lines.append((f"{counted(len(shown), what)}:", "yellow" if what == "wrong answer" else ""))
+    for each in shown[:SHOWN]:
         lines.append((f"  {each.case.id}: {_short(each.case.prompt)}", ""))
         lines.append((f"    expected {_short(each.case.expected)}", "dim"))
         lines.append((f"    answered {_short(each.answer) or 'nothing'}", "dim"))

@@ -142,20 +142,17 @@ def run_program(
     *,
     seconds: float,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    kill_children: bool = False,
 ) -> tuple[str, str, int | None]:
     """Run a program on the input `given`: its stdout, stderr and exit code, which is None if it was
-    killed at the time limit with everything it started. OSError if it cannot start.
-    `kill_children`: kill the processes it started in any case."""
-    process = _started(command, subprocess.PIPE, env, cwd)
+    killed at the time limit with everything it started. OSError if it cannot start."""
+    process = _started(command, subprocess.PIPE, env, None)
     try:
         return *process.communicate(given, timeout=seconds), process.returncode
     except subprocess.TimeoutExpired:
         _kill(process)
         return *process.communicate(), None
     finally:
-        if kill_children or process.poll() is None:
+        if process.poll() is None:
             _kill(process)
         process.wait()
 

@@ -181,7 +181,6 @@ def sample(
     prompt: str,
     *,
     system: str = "",
-    tools: str | Path | None = None,
     plain: bool | None = None,
     checkpoint: str | None = None,
     seed: int | None = None,
@@ -191,14 +190,12 @@ def sample(
     """The answer of a trained expert. `run`: its run folder, a folder of runs, or its own.
 
     `decoding` overrides the manifest's settings: temperature, top_p, top_k, max_new_tokens and so
-    on; the same `seed` gives the same text. `plain` continues the prompt verbatim; `tools` is a
-    file with the tools it may call. Every call loads the model: for several prompts use
-    `expert.jobs.sample.sample.sample`.
+    on; the same `seed` gives the same text. `plain` continues the prompt verbatim. Every call loads
+    the model: for several prompts use `expert.jobs.sample.sample.sample`.
     """
     from expert.jobs.sample.sample import sample as sample_job
 
     how: dict[str, Any] = {"plain": plain, "checkpoint": checkpoint, "seed": seed}
-    how["tools"] = Path(tools) if tools is not None else None
     found = sample_job(Path(run), [prompt], system=system, device=device, decoding=decoding, **how)
     return found.samples[0].text
 

@@ -96,16 +96,14 @@ def _is_published(place: Path) -> bool:
 
 def _published(place: Path) -> VerifiedPlace:
     tokens = _is_tokens(place.name) or (place / "recipe.json").is_file()
-    found = tuple(faults(place, more_files=tokens))  # other tools keep files next to tokens
-    advice = "take a checkpoint with --checkpoint, or train again"
+    found = faults(place, more_files=tokens)  # other tools keep files next to tokens
+    advice = "remove files that do not belong there, or export, download or train it again"
     if tokens:
         advice = _MADE_AGAIN
     elif checkpoint_step(place.name) is not None:
         advice = "--resume puts it aside and takes the one before"
-    elif found and all(one.endswith(f"is not listed in {DONE}") for one in found):
-        advice = "remove what does not belong there"
-    elif place.name != "final":
-        advice = "export it again, or download it again"
+    elif place.name == "final":
+        advice = "take a checkpoint with --checkpoint, or train again"
     return _checked(place, found, advice)
 
 
@@ -113,10 +111,10 @@ def _file(path: Path) -> VerifiedPlace:
     state = file_integrity(path)
     if state == "unknown":
         return VerifiedPlace(path=path, state="no hash")
-    said = {"missing": ("it is missing",), "damaged": ("it changed after it was written",)}
+    said = {"missing": ["it is missing"], "damaged": ["it changed after it was written"]}
     derived = path.suffix != ".json" or path.name.startswith(".")
     advice = f"remove {hash_file(path).name} if you changed it yourself"
-    return _checked(path, said.get(state, ()), _MADE_AGAIN if derived else advice)
+    return _checked(path, said.get(state, []), _MADE_AGAIN if derived else advice)
 
 
 def _events(path: Path) -> VerifiedPlace:
@@ -126,14 +124,11 @@ def _events(path: Path) -> VerifiedPlace:
         lines = [(number, line) for number, line in enumerate(stream, 1) if not is_as_written(line)]
     if lines and not lines[-1][1].endswith(b"\n"):
         lines.pop()
-    wrong = tuple(f"line {number} does not match its checksum" for number, _ in lines)
+    wrong = [f"line {number} does not match its checksum" for number, _ in lines]
     return _checked(path, wrong, "reports and watch leave such lines out")
 
 
-def _checked(path: Path, found: tuple[str, ...], advice: str) -> VerifiedPlace:
-    return VerifiedPlace(
-        path=path,
-        state="damaged" if found else "whole",
-        faults=found,
-        advice=advice if found else "",
-    )
+def _checked(path: Path, found: list[str], advice: str) -> VerifiedPlace:
+    if not found:
+        return VerifiedPlace(path=path, state="whole")
+    return VerifiedPlace(path=path, state="damaged", faults=tuple(found), advice=advice)

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-
-from expert.core.errors import ExpertError
-from expert.core.files import read_json
-from expert.core.text import counted
-
-VERSION = 1
-OWN_KEYS = frozenset({"id", "task", "expected", "check", "domain"})
-"""Keys of a case that are not part of the prompt."""
-SHOWN_PROBLEMS = 5
-
-
-class CasesError(ExpertError):
-    """A file of cases that cannot be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,56 +28,3 @@ class Case:
     def prompt(self) -> str:
         """The last turn: the user's message or a tool result."""
         return self.turns[-1][1] if self.turns else ""
-
-
-def is_case_file(path: Path) -> bool:
-    """Whether a file holds cases rather than rows: a .json object with a list of cases."""
-    if path.suffix.lower() != ".json":
-        return False
-    try:
-        found = read_json(path)
-    except (OSError, ValueError, RecursionError):
-        return False  # reading it as rows will report the error
-    return isinstance(found, dict) and isinstance(found.get("cases"), list)
-
-
-def read_case_file(path: Path) -> tuple[str, list[Mapping[str, Any]]]:
-    """The domain of a test_cases.json, and its cases: rows in the training format, with what judges
-    them. CasesError lists what is wrong with it."""
-    try:
-        found = read_json(path)
-    except OSError as error:
-        raise CasesError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CasesError(f"{path}: is not JSON: {error}") from None
-    version = found.get("version", VERSION) if isinstance(found, dict) else None
-    if version != VERSION:
-        raise CasesError(f"{path}: version {version!r} is not known  (write version: {VERSION})")
-    cases = found.get("cases")
-    if problems := _problems(cases):
-        lines = [f"{path}: {counted(len(problems), 'problem')}", *problems[:SHOWN_PROBLEMS]]
-        raise CasesError("\n".join(lines))
-    return str(found.get("domain") or ""), cases
-
-
-def _problems(cases: Any) -> list[str]:
-    """What is wrong with a list of cases, each with its location."""
-    if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
-        return ["  - cases: is not a list of cases  (write at least one)"]
-    found, ids = [], set()
-    for number, case in enumerate(cases):
-        where = f"  - cases[{number}]"
-        if not isinstance(case, Mapping):
-            found.append(f"{where}: is not an object")
-            continue
-        if case.get("expected") is None:
-            found.append(f"{where}: has no expected answer")
-        if not set(case) - OWN_KEYS:
-            found.append(f"{where}: asks nothing  (write instruction, and input where needed)")
-        if not isinstance(case.get("check") or {}, Mapping):
-            found.append(f"{where}.check: is not an object")
-        name = repr(case.get("id"))  # any JSON value, hashable or not
-        if name in ids and name != "None":
-            found.append(f"{where}.id: {name} is used by another case")
-        ids.add(name)
-    return found

@@ -1,13 +1,9 @@
 """The sandbox of a judging process: no files, network or programs, set up before it reads a row.
 
 Limits (`setrlimit`) everywhere but on Windows. On Linux, where the kernel has them, Landlock allows
-reading only the folders of Python or a compiler, and a seccomp filter refuses sockets, programs and
-every way to change a file. Neither needs privileges, and neither can be undone. They come in
-addition to the parsers that decide what is run at all.
-
-    python -P -m expert.judging.confinement FOLDER… -- PROGRAM…
-
-runs a program that may read those folders and write nothing.
+reading only the folders of Python, and a seccomp filter refuses sockets, programs and every way to
+change a file. Neither needs privileges, and neither can be undone. They come in addition to the
+parsers that decide what is run at all.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 MEMORY_BYTES = 4 * 2**30
@@ -31,18 +27,18 @@ SYSTEM_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", 
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/urandom", "/proc/meminfo")
 
 
-def confine(readable: Iterable[Path], *, program: bool = False) -> list[str]:
+def confine(readable: Iterable[Path]) -> list[str]:
     """Restrict this process to reading below `readable`; returns what could not be blocked, in
-    words. A `program` may be executed, and may start others."""
-    _limit(memory=not program)
+    words."""
+    _limit()
     if not sys.platform.startswith("linux"):
         return [f"files and network are not blocked for judges on {platform.system()}"]
     not_blocked = []
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, required by both below
     closing: dict[str, Callable[[], None]] = {
-        "reading files": lambda: _landlock(libc, readable, program=program),
-        "network, programs and writing": lambda: _seccomp(libc, program=program),
+        "reading files": lambda: _landlock(libc, readable),
+        "network, programs and writing": lambda: _seccomp(libc),
     }
     for what, close in closing.items():
         try:
@@ -76,7 +72,7 @@ def restart_cpu_limit() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def _limit(*, memory: bool) -> None:
+def _limit() -> None:
     """Limit memory, forbid writing files and core dumps."""
     with contextlib.suppress(ImportError):
         import resource
@@ -85,9 +81,8 @@ def _limit(*, memory: bool) -> None:
             resource.RLIMIT_FSIZE: 0,
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_NOFILE: OPEN_FILES,
+            resource.RLIMIT_AS: MEMORY_BYTES,
         }
-        if memory:  # V8 reserves more address space than memory, and has its own limit
-            limits[resource.RLIMIT_AS] = MEMORY_BYTES
         for kind, most in limits.items():
             with contextlib.suppress(ValueError, OSError):
                 _, hard = resource.getrlimit(kind)
@@ -98,12 +93,12 @@ def _limit(*, memory: bool) -> None:
 # --- Landlock -----------------------------------------------------------------------------------
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
-_EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 _ACCESS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """Number of file access bits in each ABI version."""
 
 
-def _landlock(libc: ctypes.CDLL, readable: Iterable[Path], *, program: bool) -> None:
+def _landlock(libc: ctypes.CDLL, readable: Iterable[Path]) -> None:
     abi = _checked(libc.syscall(_CREATE_RULESET, None, 0, 1))
     files = (1 << _ACCESS_BY_ABI.get(abi, 16)) - 1
     attributes = struct.pack("=QQQ", files, 3, 3)  # TCP, then signals and abstract sockets
@@ -111,13 +106,12 @@ def _landlock(libc: ctypes.CDLL, readable: Iterable[Path], *, program: bool) -> 
     rules = _checked(libc.syscall(_CREATE_RULESET, attributes, size, 0))
     try:
         for place in dict.fromkeys([*map(str, readable), *SYSTEM_FOLDERS, *SYSTEM_FILES]):
-            allowed = _READ_FILE | (_EXECUTE if program else 0)
             try:
                 descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
             except OSError:
                 continue  # a missing file needs no rule
             try:
-                allowed |= _READ_DIR if os.path.isdir(place) else 0
+                allowed = _READ_FILE | (_READ_DIR if os.path.isdir(place) else 0)
                 rule = struct.pack("=Qi", allowed, descriptor)
                 _checked(libc.syscall(_ADD_RULE, rules, 1, rule, 0))
             finally:
@@ -149,13 +143,13 @@ _CALLS = """
     fchmodat:268:53 fchmodat2:452:452 chown:92:0 lchown:94:0 fchown:93:55 fchownat:260:54
     utime:132:0 utimes:235:0 futimesat:261:0 utimensat:280:88 setxattr:188:5 lsetxattr:189:6
     fsetxattr:190:7 removexattr:197:14 lremovexattr:198:15 fremovexattr:199:16
+    execve:59:221 execveat:322:281 fork:57:0 vfork:58:0
 """
-"""The second half changes files; opening for writing is checked below."""
-_REFUSED = {
-    name: (int(x86_64), int(aarch64))
-    for name, x86_64, aarch64 in (entry.split(":") for entry in _CALLS.split())
-}
-_PROGRAMS = {"execve": (59, 221), "execveat": (322, 281), "fork": (57, 0), "vfork": (58, 0)}
+"""The second half changes files and starts programs; opening for writing is checked below."""
+_REFUSED = [
+    (int(x86_64), int(aarch64))
+    for _, x86_64, aarch64 in (entry.split(":") for entry in _CALLS.split())
+]
 _OPEN, _OPENAT, _OPENAT2 = (2, 0), (257, 56), (437, 437)
 _CLONE, _CLONE3, _TGKILL = (56, 220), (435, 435), (234, 131)
 _CLONE_THREAD = 0x10000
@@ -166,18 +160,18 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data; arguments start at 16
 
 
-def _seccomp(libc: ctypes.CDLL, *, program: bool) -> None:
+def _seccomp(libc: ctypes.CDLL) -> None:
     machine = platform.machine()
     if machine not in _ARCHITECTURES or sys.byteorder != "little":
         raise OSError(errno.ENOSYS, f"its calls are not known for {machine}")
-    code = _filter(machine, program=program)
+    code = _filter(machine)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     # PR_SET_SECCOMP, SECCOMP_MODE_FILTER; threads started later inherit it.
     _checked(libc.prctl(22, 2, header, 0, 0))
 
 
-def _filter(machine: str, *, program: bool) -> bytes:
+def _filter(machine: str) -> bytes:
     side = list(_ARCHITECTURES).index(machine)
     code: list[tuple[int, int, int, int]] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -208,29 +202,13 @@ def _filter(machine: str, *, program: bool) -> bytes:
                 ]
             )
 
-    for numbers in [*_REFUSED.values(), *([] if program else _PROGRAMS.values())]:
+    for numbers in _REFUSED:
         refuse(numbers)
     refuse_if(_OPEN, 1, _SET, _WRITING, holds=True)
     refuse_if(_OPENAT, 2, _SET, _WRITING, holds=True)
     refuse(_OPENAT2, errno.ENOSYS)  # a filter cannot read its flags
-    if not program:
-        refuse_if(_CLONE, 0, _SET, _CLONE_THREAD, holds=False)
-        refuse(_CLONE3, errno.ENOSYS)  # as above; libraries fall back to clone
-        refuse_if(_TGKILL, 0, _EQUAL, os.getpid(), holds=False)
+    refuse_if(_CLONE, 0, _SET, _CLONE_THREAD, holds=False)
+    refuse(_CLONE3, errno.ENOSYS)  # as above; libraries fall back to clone
+    refuse_if(_TGKILL, 0, _EQUAL, os.getpid(), holds=False)
     code.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *line) for line in code)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run a program in the sandbox; stderr lists what could not be blocked."""
-    split = list(arguments).index("--")
-    readable, command = arguments[:split], list(arguments[split + 1 :])
-    not_blocked = confine(map(Path, readable), program=True)
-    for line in not_blocked:
-        sys.stderr.write(f"{line}\n")
-    restart_cpu_limit()
-    os.execvp(command[0], command)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -101,28 +101,23 @@ def _read(said: str, known: set[str]) -> tuple[dict[str, tuple[float, str]], lis
     found: dict[str, tuple[float, str]] = {}
     faults: list[str] = []
     for number, line in enumerate(said.splitlines(), 1):
-        if not line.strip():
-            continue
         try:
-            fact = json.loads(line)
+            fact = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
-            faults.append(f"wrote a line that is not JSON (line {number}): {line[:80]}")
+            fact = line
+        if fact is None:
             continue
-        whole = isinstance(fact, Mapping) and "id" in fact and "score" in fact
-        case, score = (str(fact["id"]), fact["score"]) if whole else ("", None)
-        if not whole:
-            fault = "wrote a line without id and score"
-        elif case not in known:
-            fault = f"scored an unknown case: {case[:60]}"
-        elif case in found:
-            fault = f"scored a case twice: {case[:60]}"
-        elif not isinstance(score, int | float) or not 0 <= score <= 1:
-            fault = f"gave a score that is not between 0 and 1: {str(score)[:40]}"
-        else:
+        case = str(fact.get("id")) if isinstance(fact, Mapping) else ""
+        score = fact.get("score") if isinstance(fact, Mapping) else None
+        usable = isinstance(score, int | float) and 0 <= score <= 1  # False for NaN
+        if usable and case in known and case not in found:
             reason = fact.get("reason")
-            found[case] = float(score), f"score {score:g}" + (f": {reason}" if reason else "")
-            continue
-        faults.append(f"{fault} (line {number})")
+            found[case] = float(score or 0), f"score {score:g}" + (f": {reason}" if reason else "")
+        else:
+            faults.append(
+                "wrote a line without the id of a case that has no score yet and a score from 0 to "
+                f"1 (line {number}): {line[:80]}"
+            )
     more = len(faults) - SHOWN_FAULTS
     rest = [f"… and {more} more lines like these"] if more > 0 else []
     return found, faults[:SHOWN_FAULTS] + rest

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from expert.core.process import Child
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
-from expert.judging.oracles.typescript import TYPES, find_tsc, type_errors
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, unknown, wrong
 from expert.planning.machine.host import cores_available
 
 SECONDS = 15.0
@@ -69,33 +68,6 @@ def judge_all(
         found = list(pool.map(judged, pairs))
         for text in dict.fromkeys(text for bench in benches.queue for text in bench.open):
             notice(text)
-    return _with_types(pairs, found, find_tsc(), strict=strict)
-
-
-def _with_types(
-    pairs: Sequence[tuple[Case, str]], found: list[Judgement], tsc: str | None, *, strict: bool
-) -> list[Judgement]:
-    """The judgements, with those left to the compiler made by it if it is installed."""
-
-    def surrounded(case: Case, program: str) -> str:
-        parts = (case.check.get("before"), program, case.check.get("after"))
-        return "\n".join(str(part) for part in parts if part) + "\n"
-
-    left = [place for place, judgement in enumerate(found) if judgement.kind == TYPES]
-    for tsx in (False, True) if tsc is not None else ():
-        some = [place for place in left if bool(pairs[place][0].check.get("tsx")) is tsx]
-        programs = []
-        for case, answer in (pairs[place] for place in some):
-            own = JudgeOptions(strict=strict).inside(answer)
-            programs += [surrounded(case, case.expected), surrounded(case, own)]
-        errors = type_errors(programs, str(tsc), tsx=tsx)
-        if errors is None:
-            continue  # stays without an oracle
-        for place, of_expected, of_answer in zip(some, errors[::2], errors[1::2], strict=True):
-            found[place] = right(TYPES) if of_answer is None else wrong(TYPES, of_answer)
-            if of_expected is not None:
-                why = f"the expected answer has a type error itself: {of_expected}"
-                found[place] = unknown(why)
     return found
 
 

@@ -102,15 +102,13 @@ class Comparison:
 
     cases: int
     rows: int
-    """Rows behind these cases; interval and p-value use this as the sample size."""
+    """Rows behind these cases."""
     wins: tuple[str, ...]
     """Right now and wrong before, by id."""
     losses: tuple[str, ...]
     """Wrong now and right before."""
     difference: float | None
     """Accuracy now minus accuracy before; None without a common case."""
-    interval: tuple[float, float] | None
-    """Newcombe's 95 % interval of that difference, for pairs."""
     p_value: float | None
     """McNemar's exact test: the probability of wins and losses this unequal by chance. A row with
     more answers won than lost is one win."""
@@ -125,66 +123,23 @@ def compare(
     both = [case for case in now if now[case] is not None and before.get(case) is not None]
     wins = tuple(case for case in both if now[case] and not before[case])
     losses = tuple(case for case in both if before[case] and not now[case])
-    if not both:
-        return Comparison(
-            cases=0, rows=0, wins=(), losses=(), difference=None, interval=None, p_value=None
-        )
-    right = sum(bool(now[case] and before[case]) for case in both)
-    by_row: dict[str, int] = {}
+    net: dict[str, int] = {}
     for case in both:
         row = (rows or {}).get(case, case)
-        by_row[row] = by_row.get(row, 0) + bool(now[case]) - bool(before[case])
-    share = len(by_row) / len(both)
+        net[row] = net.get(row, 0) + bool(now[case]) - bool(before[case])
+    up, down = (sum(sign * each > 0 for each in net.values()) for sign in (1, -1))
     return Comparison(
         cases=len(both),
-        rows=len(by_row),
+        rows=len(net),
         wins=wins,
         losses=losses,
-        difference=(len(wins) - len(losses)) / len(both),
-        interval=paired_interval(
-            right * share, len(wins) * share, len(losses) * share, len(by_row)
-        ),
-        p_value=mcnemar(
-            sum(net > 0 for net in by_row.values()), sum(net < 0 for net in by_row.values())
-        ),
+        difference=(len(wins) - len(losses)) / len(both) if both else None,
+        p_value=mcnemar(up, down) if both else None,
     )
-
-
-def paired_interval(
-    both_right: float, wins: float, losses: float, cases: int
-) -> tuple[float, float]:
-    """Newcombe's interval (method 10, 1998) of the difference of two shares of the same cases.
-
-    It combines the two Wilson intervals with the correlation of the two.
-    """
-    now, before = (both_right + wins) / cases, (both_right + losses) / cases
-    low_now, high_now = wilson(both_right + wins, cases)
-    low_before, high_before = wilson(both_right + losses, cases)
-    both_wrong = max(0.0, cases - both_right - wins - losses)  # shares of rows are rounded
-    product = (
-        (both_right + wins) * (losses + both_wrong) * (both_right + losses) * (wins + both_wrong)
-    )
-    together = 0.0
-    if product:
-        covered = float(both_right * both_wrong - wins * losses)
-        if covered > 0:
-            covered = max(covered - cases / 2, 0.0)
-        together = covered / math.sqrt(product)
-    down, up = now - low_now, high_now - now
-    down_before, up_before = before - low_before, high_before - before
-    low = math.sqrt(max(0.0, down**2 - 2 * together * down * up_before + up_before**2))
-    high = math.sqrt(max(0.0, up**2 - 2 * together * up * down_before + down_before**2))
-    difference = now - before
-    return max(-1.0, difference - low), min(1.0, difference + high)
 
 
 def mcnemar(wins: int, losses: int) -> float:
     """The exact two-sided p-value: a fair coin tossed once for each case that changed."""
-    count, less = wins + losses, min(wins, losses)
-    if count >= 1000:  # 0.5 ** count underflows, and the normal approximation is exact enough
-        return math.erfc(max(0.0, abs(wins - losses) - 1) / math.sqrt(2 * count))
-    term, tail = 0.5**count, 0.0
-    for place in range(less + 1):
-        tail += term
-        term *= (count - place) / (place + 1)
-    return min(1.0, 2 * tail)
+    count = wins + losses
+    tail = sum(math.comb(count, fewer) for fewer in range(min(wins, losses) + 1))
+    return min(1.0, float(2 * tail / 2**count))

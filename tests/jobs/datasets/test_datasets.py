@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from expert.data.inspect import check_rows as job
@@ -17,13 +15,12 @@ from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.datasets.find import (
     FoundDataset,
-    datasets_cache,
+    caches,
+    consolidate,
     find_datasets,
-    hub_cache,
+    manifests_below,
     read_users,
 )
-from expert.jobs.datasets.gather import consolidate
-from expert.jobs.pretokenize import manifests_below
 from expert.run.open import prepare
 from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines
@@ -236,33 +233,32 @@ def test_a_character_corpus_is_checked_too(tmp_path):
 
 
 def test_the_caches_are_where_the_variables_say(tmp_path):
-    home = tmp_path / "home"
-    default = home / ".cache" / "huggingface"
-    assert hub_cache({}, home) == default / "hub"
-    assert hub_cache({"HF_HOME": "", "XDG_CACHE_HOME": ""}, home) == default / "hub"
-    assert datasets_cache({}, home) == default / "datasets"
-    assert datasets_cache({"XDG_CACHE_HOME": "/x"}, home) == Path("/x/huggingface/datasets")
-    assert hub_cache({"HF_HOME": "/h"}, home) == Path("/h/hub")
-    assert datasets_cache({"HF_HOME": "/h"}, home) == Path("/h/datasets")
-    assert hub_cache({"HF_HUB_CACHE": "/c", "HF_HOME": "/h"}, home) == Path("/c")
-    assert datasets_cache({"HF_DATASETS_CACHE": "/d", "HF_HOME": "/h"}, home) == Path("/d")
+    default = tmp_path / ".cache" / "huggingface"
+    for environ, hub, datasets in (
+        ({}, default / "hub", default / "datasets"),
+        ({"HF_HOME": "", "XDG_CACHE_HOME": ""}, default / "hub", default / "datasets"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub", "/x/huggingface/datasets"),
+        ({"HF_HOME": "/h"}, "/h/hub", "/h/datasets"),
+        ({"HF_HUB_CACHE": "/c", "HF_HOME": "/h"}, "/c", "/h/datasets"),
+        ({"HF_DATASETS_CACHE": "/d", "HF_HOME": "/h"}, "/h/hub", "/d"),
+    ):
+        assert caches(environ, tmp_path) == (Path(hub), Path(datasets))
 
 
-def found_in(tmp_path: Path, *folders: Path, **options: Any) -> list[FoundDataset]:
-    return find_datasets(folders, environ={}, home=tmp_path / "home", **options)
+def found_in(tmp_path: Path, **options: Any) -> list[FoundDataset]:
+    return find_datasets(environ={}, home=tmp_path / "home", **options)
 
 
-def test_the_hub_cache_is_listed_with_names_sizes_and_last_use(tmp_path):
+def test_the_hub_cache_is_listed_with_names_and_sizes(tmp_path):
     cache = tmp_path / "home" / ".cache" / "huggingface" / "hub"
     blob = write(cache / "datasets--org--set" / "blobs" / "abc", "x" * 100)
     snapshot = cache / "datasets--org--set" / "snapshots" / "1" / "train.jsonl"
     snapshot.parent.mkdir(parents=True)
     snapshot.symlink_to(blob)
-    os.utime(blob, (2000, 1000))
     write(cache / "models--org--model" / "blobs" / "abc", "x")
     [found] = found_in(tmp_path)
     assert (found.kind, found.name, found.splits) == ("hub cache", "org/set", ("train",))
-    assert (found.rows, found.size, found.last_used) == (None, 100, 2000)
+    assert (found.rows, found.size) == (None, 100)
 
 
 def test_the_datasets_cache_is_listed_by_configuration_with_rows(tmp_path):
@@ -279,50 +275,20 @@ def test_the_datasets_cache_is_listed_by_configuration_with_rows(tmp_path):
     assert {entry.kind for entry in found} == {"datasets cache"}
 
 
-def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
-    data = tmp_path / "data"
-    write(data / "train.jsonl", lines(ROWS[:3]))
-    write(data / "deep" / "er" / "eval.csv", "a,b\n1,2\n3,4")
-    write(data / "corpus.txt", "text")
-    for name in ("manifest.json", "tokenizer.json", "merges.txt", "notes.md", ".hidden.jsonl"):
-        write(data / name, "{}")
-    write(data / ".git" / "x.jsonl", "{}")
-    for name in ("events.jsonl", "plan.json", "environment.json"):  # files of a run are not data
-        write(data / "runs" / "json-20260101-120000" / name, '{"text": "a"}\n')
-    found = {Path(entry.path).name: entry for entry in found_in(tmp_path, data, data)}
-    assert {name: (entry.rows, entry.splits) for name, entry in found.items()} == {
-        "corpus.txt": (None, ()),
-        "train.jsonl": (3, ("train",)),
-        "eval.csv": (2, ("validation",)),
-    }
-    assert found["corpus.txt"].size == 4
-    assert len(found_in(tmp_path, data, data)) == 3
-    with pytest.raises(DataError) as reported:
-        found_in(tmp_path, tmp_path / "absent")
-    assert str(reported.value) == "{absent}: there is no such folder".format(
-        absent=tmp_path / "absent"
-    )
-
-
-def arrow_of(path: Path, rows: list[dict[str, Any]]) -> None:
-    """A file as the package datasets caches it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist(rows)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-
-
-def test_prepared_caches_show_documents_tokens_and_users(tmp_path):
-    made = prepare(an_expert(tmp_path / "a"))
+def test_what_experts_use_is_listed_with_their_prepared_tokens(tmp_path):
+    prepare(an_expert(tmp_path / "a"))
+    cache = tmp_path / "home" / ".cache" / "huggingface" / "hub"
+    write(cache / "datasets--Org--my_set" / "blobs" / "abc", "x")
+    an_expert(tmp_path / "a" / "b", dataset={"path": "org/my-set"})
     users, unread = read_users(tmp_path / "a")
-    found = found_in(tmp_path, tmp_path / "a", users=users)
     assert unread == []
-    [prepared] = [entry for entry in found if entry.kind == "prepared"]
-    statistics = made.train.folders[0].statistics
-    assert (prepared.rows, prepared.tokens) == (120, statistics.tokens)
-    assert prepared.used_by == ("counter",)
-    [rows] = [entry for entry in found if entry.kind == "file"]
-    assert (rows.name, rows.used_by) == ("train.jsonl", ("counter",))
+    found = {entry.kind: entry for entry in found_in(tmp_path, users=users)}
+    assert set(found) == {"hub cache", "file", "prepared"}
+    assert found["hub cache"].used_by == ("counter",)
+    assert found["prepared"].rows == 120
+    assert found["prepared"].used_by == ("counter",)
+    assert (found["file"].name, found["file"].splits) == ("train.jsonl", ("train",))
+    assert found["file"].size == (tmp_path / "a" / "train.jsonl").stat().st_size
 
 
 def two_tasks(tmp_path: Path) -> Path:
@@ -340,7 +306,7 @@ def test_consolidated_data_is_copied_and_the_printed_options_use_it(tmp_path):
     target = tmp_path / "fast" / "counter"
     copied = target / "two" / "train.jsonl"
     assert copied.read_text(encoding="utf-8") == lines(ROWS[60:])
-    assert [copy.done for copy in gathered.copies] == ["copied", "copied"]
+    assert [copy["done"] for copy in gathered.copies] == ["copied", "copied"]
     assert gathered.set_options == (
         f"--set training.dataset.tasks.one.train={target / 'one' / 'train.jsonl'} "
         f"--set training.dataset.tasks.two.train={copied}"
@@ -356,7 +322,7 @@ def test_gathering_again_copies_nothing_and_a_different_file_stays(tmp_path):
     users, _ = read_users(tmp_path / "a")
     consolidate(users, tmp_path / "fast")
     [again] = consolidate(users, tmp_path / "fast")
-    assert [copy.done for copy in again.copies] == ["there already", "there already"]
+    assert [copy["done"] for copy in again.copies] == ["there already", "there already"]
     target = tmp_path / "fast" / "counter" / "two" / "train.jsonl"
     write(target, "mine\n")
     (tmp_path / "fast" / "counter" / "one" / "train.jsonl").unlink()

@@ -12,7 +12,6 @@ import pytest
 
 from expert.insight.findings.finding import Finding
 from expert.jobs.diagnose.check import Check, check
-from expert.jobs.gpu_memory import gpu_memory
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.host import unknown
 from expert.planning.machine.machine import Fact, describe_machine
@@ -138,7 +137,7 @@ def test_a_card_of_this_machine_is_looked_at_through_nvml(tmp_path):
     nvml = FakeNvml()
     machine = describe_machine(tmp_path, nvml=nvml, environ={})
     manifest = write_expert(tmp_path, "tiny", {"logging_steps": 10})
-    found = checked(manifest, machine=machine, memory=gpu_memory(nvml))
+    found = checked(manifest, machine=machine)
     assert found["gpu"].title == "there is a GPU: NVIDIA H100 80GB HBM3"
 
 

@@ -10,7 +10,6 @@ import pynvml
 import pytest
 
 from expert.jobs.diagnose.machine import built_for, check_gpus, check_torch
-from expert.jobs.gpu_memory import gpu_memory
 from expert.planning.machine.machine import Fact, describe_machine
 from tests.each import each
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml
@@ -26,7 +25,7 @@ FACTS: dict[str, Any] = {
 
 def found_on(nvml: FakeNvml) -> dict[str, Any]:
     machine = describe_machine(nvml=nvml, environ={})
-    return {each.name: each for each in check_gpus(machine, gpu_memory(nvml).cards)}
+    return {each.name: each for each in check_gpus(machine)}
 
 
 def quiet() -> FakeNvml:
@@ -62,6 +61,14 @@ def test_a_process_in_another_container_is_noticed_by_memory_or_utilization(free
     )
     nvml.answers["nvmlDeviceGetUtilizationRates"] = lambda handle: SimpleNamespace(gpu=busy)
     assert "unseen-process" in found_on(nvml)
+
+
+def test_memory_used_by_no_listed_process_is_counted_where_all_amounts_are_known():
+    nvml = quiet()
+    for used, unlisted in ((int(0.1 * GIB), int(0.3 * GIB)), (None, None)):
+        nvml.compute = [SimpleNamespace(pid=NO_SUCH_PID, usedGpuMemory=used)]
+        [gpu] = describe_machine(nvml=nvml, environ={}).gpus
+        assert gpu.unlisted_bytes == (None if unlisted is None else pytest.approx(unlisted, abs=2))
 
 
 # --- torch and the driver ------------------------------------------------------------------------

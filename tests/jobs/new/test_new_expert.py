@@ -232,7 +232,7 @@ def test_few_rows_get_more_epochs_than_many(tmp_path):
 def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferred_half(tmp_path):
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
     file = write_rows(tmp_path / "rows.jsonl", [row])
-    with pytest.raises(CannotCreate, match=r"DPO.*expert new --preferred\)$"):
+    with pytest.raises(CannotCreate, match=r"method: dpo.*expert new --preferred\)$"):
         new_expert("one", data=file, into=tmp_path)
     made = new_expert("one", data=file, into=tmp_path, preferred=True)
     assert made.columns == {"instruction": "prompt", "response": "chosen"}
@@ -383,7 +383,7 @@ def test_rows_in_another_encoding_are_read_as_it_is_named(tmp_path):
     with pytest.raises(CannotCreate, match=said):
         new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path)
     made = new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path, encoding="cp1252")
-    assert made.warnings == ()
+    assert made.warnings == []
     assert read_manifest(made.manifest).manifest.training.dataset.encoding == "cp1252"
     assert check_dataset(made.manifest).problems == []
     assert plan(made.manifest).length.rows == 18

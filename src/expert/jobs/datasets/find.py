@@ -1,41 +1,34 @@
-"""The job behind `expert find-datasets`: data on this machine, and which experts use it."""
+"""The job behind `expert find-datasets`: data on this machine, which experts use it, and copies of
+what they need in one place."""
 
 from __future__ import annotations
 
 import os
 import re
-import zlib
+import shlex
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from expert.core.errors import ManifestError
+from expert.core.files import files_below, sha256_of
 from expert.core.stored_json import read_object_or_empty
 from expert.core.text import counted
-from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits, words_of
-from expert.data.read.rows import is_markdown, suffix_format
-from expert.data.read.streams import open_bytes
+from expert.data.read.folders import SPLIT_NAMES, words_of
 from expert.data.records import DataError
 from expert.insight.record import mapping
-from expert.jobs.pretokenize import manifests_below
+from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.reader import read_manifest
-from expert.manifest.schema.file_formats import WITHOUT_ROWS
-from expert.manifest.text.document import is_other_tools_file
+from expert.manifest.text.document import FILE_NAMES, is_other_tools_file
 from expert.planning.models.resolve import hf_cache_folder
 from expert.planning.plan import folder_name
-from expert.planning.survey import cache_folder, local_path
+from expert.planning.survey import cache_folder, local_path, looks_local
 
-Kind = Literal["hub cache", "datasets cache", "file", "saved", "tokenised", "prepared"]
+Kind = Literal["hub cache", "datasets cache", "file", "folder", "prepared"]
 _PATH_KEYS = ("path", "validation_path", "test_path")
 _TASK_KEYS = ("train", "valid", "test")
-_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
-# JSON and text files next to data and models that hold no rows.
-_NOT_DATA = re.compile(
-    r"(manifest|config|.*_config|tokenizer.*|special_tokens_map|added_tokens|vocab|package.*"
-    r"|dataset_infos?|dataset_dict|state|metadata|.*\.index)\.json"
-    r"|(merges|vocab|license|readme|requirements.*)\.txt"
-)
 
 
 @dataclass(frozen=True)
@@ -48,9 +41,6 @@ class FoundDataset:
     splits: tuple[str, ...]
     rows: int | None
     size: int
-    last_used: float | None
-    """Last access or modification, in seconds since 1970."""
-    tokens: int | None = None
     used_by: tuple[str, ...] = ()
 
 
@@ -63,6 +53,17 @@ class DatasetUser:
     folder: Path
     paths: Mapping[str, str]
     cache: Path
+
+
+def manifests_below(folder: Path) -> list[Path]:
+    """Every manifest in a folder of experts; runs, environments and caches are skipped."""
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "there is no such folder"
+        raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
+    found = [file for file in files_below(folder) if file.name in FILE_NAMES]
+    if not found:
+        raise DataError(f"{folder}: no manifest below  (looked for {', '.join(FILE_NAMES)})")
+    return found
 
 
 def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
@@ -94,154 +95,71 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
 
 
 def find_datasets(
-    folders: Sequence[Path],
-    *,
-    environ: Mapping[str, str],
-    home: Path,
-    users: Sequence[DatasetUser] = (),
+    *, environ: Mapping[str, str], home: Path, users: Sequence[DatasetUser] = ()
 ) -> list[FoundDataset]:
-    """Datasets in the Hugging Face caches and in the given folders, and which experts use them."""
-    for folder in folders:
-        if not folder.is_dir():
-            raise DataError(f"{folder}: there is no such folder")
-    found = [*_in_hub_cache(hub_cache(environ, home))]
-    found += _in_datasets_cache(datasets_cache(environ, home))
-    for folder in folders:
-        found += _in_folder(folder)
-    unique = {(entry.kind, entry.path, entry.name): entry for entry in found}
-    return [replace(entry, used_by=_users_of(entry, users)) for entry in unique.values()]
+    """Datasets in the Hugging Face caches, and the files, folders and prepared tokens of experts;
+    each with the experts that use it."""
+    hub, datasets = caches(environ, home)
+    found = {entry.path: entry for entry in (*_in_hub_cache(hub), *_in_datasets_cache(datasets))}
+    used: dict[str, dict[str, None]] = {path: {} for path in found}
+    for user in users:
+        ids = [_plain_id(value.split("::")[0]) for value in user.paths.values()]
+        for path, entry in found.items():
+            if "cache" in entry.kind and _plain_id(entry.name.partition(" (")[0]) in ids:
+                used[path][user.name] = None
+        for place in (local_path(value, user.folder) for value in user.paths.values()):
+            if place.exists():
+                kind: Kind = "file" if place.is_file() else "folder"
+                splits = _splits_in_names([place.name])
+                own = FoundDataset(kind, place.name, str(place), splits, None, _size(place))
+                found.setdefault(own.path, own)
+                used.setdefault(own.path, {})[user.name] = None
+        for place in (user.cache, *sorted(user.cache.glob("tokens-*"))):
+            if (place / "recipe.json").is_file() and (place / "DONE").is_file():
+                rows = read_object_or_empty(place / "statistics.json").get("documents")
+                own = FoundDataset("prepared", place.name, str(place), (), rows, _size(place))
+                found.setdefault(own.path, own)
+                used.setdefault(own.path, {})[user.name] = None
+    return [replace(entry, used_by=tuple(used[path])) for path, entry in found.items()]
 
 
-def hub_cache(environ: Mapping[str, str], home: Path) -> Path:
-    """The hub cache: from huggingface_hub's variables, else below `home`."""
+def caches(environ: Mapping[str, str], home: Path) -> tuple[Path, Path]:
+    """The hub's cache, and where the `datasets` package keeps what it made of the hub's files: from
+    their variables, else below `home`."""
     given = {key: value for key, value in environ.items() if value}
-    return hf_cache_folder({"XDG_CACHE_HOME": str(home / ".cache"), **given})
-
-
-def datasets_cache(environ: Mapping[str, str], home: Path) -> Path:
-    """Where the `datasets` package keeps what it made of the hub's files."""
-    if environ.get("HF_DATASETS_CACHE"):
-        return Path(environ["HF_DATASETS_CACHE"])
-    if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"]) / "datasets"
-    cache = environ.get("XDG_CACHE_HOME") or str(home / ".cache")
-    return Path(cache) / "huggingface" / "datasets"
+    given = {"XDG_CACHE_HOME": str(home / ".cache"), **given}
+    beside = {key: value for key, value in given.items() if key != "HF_HUB_CACHE"}
+    datasets = given.get("HF_DATASETS_CACHE") or hf_cache_folder(beside).with_name("datasets")
+    return hf_cache_folder(given), Path(datasets)
 
 
 def _in_hub_cache(cache: Path) -> Iterator[FoundDataset]:
     for folder in sorted(cache.glob("datasets--*")):
-        files = _files_below(folder)
+        files = [path for path in folder.rglob("*") if path.is_file()]
         splits = _splits_in_names(path.name for path in files if "snapshots" in path.parts)
         name = folder.name.removeprefix("datasets--").replace("--", "/")
-        yield _found("hub cache", name, folder, splits, None, files)
+        yield FoundDataset("hub cache", name, str(folder), splits, None, _size(folder))
 
 
 def _in_datasets_cache(cache: Path) -> Iterator[FoundDataset]:
     """One entry per configuration; if it was made several times, the newest."""
     for config in sorted(cache.glob("*/*")):
         infos = sorted(config.rglob("dataset_info.json"), key=lambda path: path.stat().st_mtime)
-        if not infos:
-            continue
-        splits = mapping(read_object_or_empty(infos[-1]).get("splits"))
-        counts = [entry.get("num_examples") for entry in map(mapping, splits.values())]
-        known = [number for number in counts if isinstance(number, int)]
-        rows = sum(known) if known and len(known) == len(counts) else None
-        name = config.parent.name.replace("___", "/")
-        name += "" if config.name == "default" else f" ({config.name})"
-        files = _files_below(config)
-        yield _found("datasets cache", name, config, tuple(splits), rows, files)
+        if infos:
+            splits = mapping(read_object_or_empty(infos[-1]).get("splits"))
+            counts = [entry.get("num_examples") for entry in map(mapping, splits.values())]
+            known = [number for number in counts if isinstance(number, int)]
+            rows = sum(known) if known and len(known) == len(counts) else None
+            name = config.parent.name.replace("___", "/")
+            name += "" if config.name == "default" else f" ({config.name})"
+            size = _size(config)
+            yield FoundDataset("datasets cache", name, str(config), tuple(splits), rows, size)
 
 
-def _files_below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def _in_folder(top: Path) -> Iterator[FoundDataset]:
-    for here, names, files in os.walk(top):
-        folder = Path(here)
-        names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED_FOLDERS)
-        if (folder / "events.jsonl").is_file() and (folder / "plan.json").is_file():
-            names.clear()  # a run: its events and plans are not rows
-            continue
-        if (folder / "recipe.json").is_file() and (folder / "DONE").is_file():
-            names.clear()
-            counts = read_object_or_empty(folder / "statistics.json")
-            rows, tokens = counts.get("documents"), counts.get("tokens")
-            yield _found("prepared", folder.name, folder, (), rows, _files_below(folder), tokens)
-            continue
-        try:
-            saved = saved_splits(folder)
-        except DataError:
-            saved = None
-        if saved is not None:
-            names.clear()
-            rows, tokens = _saved_counts(saved.values())
-            splits = tuple(name for name in saved if name)
-            kind: Kind = "saved" if tokens is None else "tokenised"
-            yield _found(kind, folder.name, folder, splits, rows, _files_below(folder), tokens)
-            continue
-        for path in sorted(folder / name for name in files if not name.startswith(".")):
-            name = path.name.lower()
-            if suffix_format(path) in (None, "arrow") or name in WITHOUT_ROWS:
-                continue
-            if _NOT_DATA.fullmatch(name) or not path.is_file():  # a dangling link, a pipe
-                continue
-            if not is_markdown(path):
-                splits = _splits_in_names([path.name])
-                yield _found("file", path.name, path, splits, count_rows(path), [path])
-
-
-def _found(
-    kind: Kind,
-    name: str,
-    path: Path,
-    splits: tuple[str, ...],
-    rows: int | None,
-    files: Iterable[Path],
-    tokens: int | None = None,
-) -> FoundDataset:
-    # A link's target is counted at its own path: the hub's snapshots link to its blobs.
-    states = [file.stat() for file in files if kind == "file" or not file.is_symlink()]
-    used = max((max(state.st_atime, state.st_mtime) for state in states), default=None)
-    size = sum(state.st_size for state in states)
-    return FoundDataset(kind, name, str(path), splits, rows, size, used, tokens)
-
-
-def count_rows(path: Path) -> int | None:
-    """Lines of a jsonl, or of a csv without its header; None for other formats and broken files."""
-    kind = suffix_format(path)
-    if kind not in ("jsonl", "csv", "tsv"):
-        return None
-    lines, last = 0, b"\n"
-    try:
-        with open_bytes(path) as stream:
-            while block := stream.read(4 * 2**20):
-                lines += block.count(b"\n")
-                last = block
-    except (OSError, EOFError, zlib.error, DataError):
-        return None
-    lines += not last.endswith(b"\n")
-    return lines if kind == "jsonl" else max(0, lines - 1)
-
-
-def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
-    """Rows of saved datasets and, if they are tokenised, tokens including padding."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    from expert.data.tokens.token_rows import IDS
-
-    rows, tokens = 0, 0
-    try:
-        for file in (file for folder in folders for file in saved_files(folder)):
-            with pa.memory_map(str(file)) as stream:
-                for batch in pa.ipc.open_stream(stream):
-                    rows += batch.num_rows
-                    if IDS in batch.schema.names:
-                        tokens += pc.sum(pc.list_value_length(batch.column(IDS))).as_py() or 0
-    except (DataError, OSError, pa.ArrowException):
-        return None, None
-    return rows, tokens or None
+def _size(place: Path) -> int:
+    """Without links: the hub's snapshots link to its blobs."""
+    every = [place] if place.is_file() else place.rglob("*")
+    return sum(path.stat().st_size for path in every if path.is_file() and not path.is_symlink())
 
 
 def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -255,18 +173,84 @@ def _plain_id(name: str) -> str:
     return re.sub(r"[^a-z0-9/]", "", name.lower())
 
 
-def _users_of(entry: FoundDataset, users: Sequence[DatasetUser]) -> tuple[str, ...]:
-    place = Path(entry.path).resolve()
-    names = []
+# --- copies in one place -------------------------------------------------------------------------
+
+
+@dataclass
+class ConsolidatedExpert:
+    """What `--consolidate` did for one expert, and the options that use the copies."""
+
+    expert: str
+    manifest: str
+    copies: list[dict[str, Any]] = field(default_factory=list)
+    """`source` and `target` of each file, and whether it was copied or was there already."""
+    set_options: str = ""
+    left: list[str] = field(default_factory=list)
+    """What was not copied, and why."""
+
+
+def consolidate(users: Sequence[DatasetUser], destination: Path) -> list[ConsolidatedExpert]:
+    """Copy the local data of every manifest into DEST/<expert>/; raises before copying if anything
+    conflicts."""
+    destination = destination.resolve()
+    done: list[ConsolidatedExpert] = []
+    sources: dict[Path, Path] = {}
+    problems: list[str] = []
     for user in users:
-        if entry.kind in ("hub cache", "datasets cache"):
-            ids = [_plain_id(value.split("::")[0]) for value in user.paths.values()]
-            used = _plain_id(entry.name.partition(" (")[0]) in ids
-        elif entry.kind == "prepared":
-            used = user.cache.resolve() in (place, place.parent)
-        else:
-            named = [local_path(value, user.folder).resolve() for value in user.paths.values()]
-            used = any(place == path or path in place.parents for path in named)
-        if used:
-            names.append(user.name)
-    return tuple(dict.fromkeys(names))
+        own = ConsolidatedExpert(user.name, user.source)
+        options: list[str] = []
+        for key, value in user.paths.items():
+            found = local_path(value, user.folder)
+            if value in CORPORA:
+                own.left.append(f"{key}: {value} is a built-in corpus, not a file")
+                continue
+            if not found.exists():
+                why = "is not there"
+                if not looks_local(value, user.folder):
+                    why = "is in the hub's cache, which HF_HOME moves as a whole"
+                own.left.append(f"{key}: {value} {why}")
+                continue
+            # Below the manifest's folder, a/train.jsonl and b/train.jsonl stay apart.
+            place, home = found.resolve(), user.folder.resolve()
+            inside = place != home and place.is_relative_to(home)
+            within = place.relative_to(home) if inside else Path(place.name)
+            target = destination / folder_name(user.name) / within
+            options.append(f"{key}={target}{''.join(value.partition('::')[1:])}")
+            every = [found] if found.is_file() else sorted(found.rglob("*"))
+            for file in (file for file in every if file.is_file()):
+                copy = target / file.relative_to(found)
+                there = sources.setdefault(copy, file)
+                if there != file and sha256_of(there) != sha256_of(file):
+                    problems.append(f"{copy}: two manifests name different files for it: {file}")
+                elif copy.exists() and (not copy.is_file() or sha256_of(copy) != sha256_of(file)):
+                    problems.append(f"{copy}: exists and differs from {file}")
+                state = "there already" if copy.exists() else "copied"
+                own.copies.append({"source": str(file), "target": str(copy), "done": state})
+        own.set_options = " ".join(f"--set {shlex.quote(option)}" for option in options)
+        done.append(own)
+    if problems:
+        shown = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
+        raise DataError(
+            f"{destination}: nothing was copied, no file is ever overwritten\n{shown}\n"
+            "  (remove what is old, or name another folder with --consolidate)"
+        )
+    for target, source in sources.items():
+        if not target.exists():
+            _copy(source, target)
+    return done
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy under a temporary name, verify the copy, and only then rename it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copy2(source, temporary)
+        if sha256_of(temporary) != sha256_of(source):
+            raise DataError(
+                f"{target}: the copy differs from {source}  (the file changed meanwhile, or the "
+                "disk is faulty: copy again)"
+            )
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -21,7 +21,6 @@ from expert.insight.step.bands import Band, expected_band
 from expert.jobs.diagnose.data import DataFacts, check_data
 from expert.jobs.diagnose.machine import check_gpus, check_torch
 from expert.jobs.diagnose.short_runs import time_steps
-from expert.jobs.gpu_memory import GpuMemory, gpu_memory
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.machine.machine import Machine, describe_machine
@@ -66,7 +65,6 @@ def check(
     replan: Callable[[tuple[str, ...]], ReadManifest] | None = None,
     tell: Callable[[str], None] = lambda text: None,
     machine: Machine | None = None,
-    memory: GpuMemory | None = None,
 ) -> Check:
     """Check everything. `timed`: train a few steps to estimate the time of the run. `replan` reads
     the manifest again with further overrides."""
@@ -79,7 +77,7 @@ def check(
         target, plan = opened.target, opened.plan
     found: list[Finding] = []
     if gpu is None:
-        found += check_gpus(here, (memory or gpu_memory()).cards)
+        found += check_gpus(here)
         found += check_torch(here, needed=plan is not None)
     if opened is not None and plan is not None:
         tell("the data")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
 from expert.core.install import pip_install
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import finding_from
-from expert.jobs.gpu_memory import CardMemory
 from expert.planning.machine.machine import Machine
 from expert.planning.machine.nvml import Gpu
 
@@ -18,7 +18,7 @@ UNEXPLAINED_BYTES = GIB
 BUSY_PERCENT = 20
 
 
-def check_gpus(machine: Machine, cards: tuple[CardMemory, ...]) -> list[Finding]:
+def check_gpus(machine: Machine) -> list[Finding]:
     """Whether there is a card, and whether another process uses it."""
     if not machine.gpus:
         return [finding_from("no-gpu", machine.gpu_note or "none was found")]
@@ -29,22 +29,27 @@ def check_gpus(machine: Machine, cards: tuple[CardMemory, ...]) -> list[Finding]
     found = [finding_from("gpu", text, title=f"there is a GPU: {gpu.name.value}")]
     if count > 1:
         found.append(finding_from("several-gpus", f"{count} cards are here"))
-    busy = gpu.utilisation_percent.value or 0
-    for card in (each for each in cards if each.index == gpu.index.value):
-        elsewhere = card.elsewhere_bytes or 0
-        if card.holders is None and card.total_bytes and card.free_bytes is not None:
-            elsewhere = card.total_bytes - card.free_bytes
-        if others := [each for each in card.holders or () if not each.own]:
-            named = ", ".join(
-                f"{each.name or 'a process'} (pid {each.pid}"
-                + (f", {each.bytes / GIB:.1f} GiB)" if each.bytes is not None else ")")
-                for each in others[:5]
-            )
-            found.append(finding_from("other-process", f"{named}; the card is {busy} % busy"))
-        elif elsewhere > UNEXPLAINED_BYTES or busy > BUSY_PERCENT:
-            text = f"{elsewhere / GIB:.1f} GiB are taken, {busy} % busy, no process is listed"
-            found.append(finding_from("unseen-process", f"{text}: another container or user"))
+    if (use := check_use(gpu)) is not None:
+        found.append(use)
     return [*found, finding_from("gpu-note", machine.gpu_note)] if machine.gpu_note else found
+
+
+def check_use(gpu: Gpu) -> Finding | None:
+    """Whether other processes use the card's memory, or keep it busy."""
+    others = [each for each in gpu.holders.value or () if each.pid != os.getpid()]
+    busy = gpu.utilisation_percent.value or 0
+    if others:
+        named = ", ".join(
+            f"{each.name or 'a process'} (pid {each.pid}"
+            + (f", {each.used_bytes / GIB:.1f} GiB)" if each.used_bytes is not None else ")")
+            for each in others[:5]
+        )
+        return finding_from("other-process", f"{named}; the card is {busy} % busy")
+    elsewhere = gpu.unlisted_bytes or 0
+    if elsewhere <= UNEXPLAINED_BYTES and busy <= BUSY_PERCENT:
+        return None
+    text = f"{elsewhere / GIB:.1f} GiB are taken, {busy} % busy, no process is listed"
+    return finding_from("unseen-process", f"{text}: another container or user")
 
 
 # --- torch and the driver ------------------------------------------------------------------------

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from expert.answer.decoding import end_tokens, resolve_decoding
+from expert.core.errors import ExpertError
 from expert.core.install import pip_install
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.data.template.templates import NamedTemplate
@@ -25,7 +27,7 @@ from expert.jobs.export.chat_format import (
 )
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import Expected, Written, compare, logits_of
-from expert.jobs.export.exported import Exported, ExportRequest, Kind
+from expert.jobs.export.exported import ExportRequest, Kind, Quality
 from expert.jobs.export.gguf_file.architecture import (
     Family,
     family_of,
@@ -44,9 +46,9 @@ from expert.jobs.export.gguf_file.file import (
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
 from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.quality import QualityCheck
 from expert.jobs.validate.held_out import Run
-from expert.jobs.validate.test_sets import data_folder
+from expert.jobs.validate.row_losses import row_losses
+from expert.jobs.validate.test_sets import data_folder, find_test_set
 from expert.manifest.schema.kinds import ADAPTERS, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
@@ -99,15 +101,32 @@ def write_gguf_model(
     family, words = _described(trained, expected)
     folder, plan = source.folder, source.plan
     run = Run(folder, plan, data_folder(folder, plan, None))
-    check = QualityCheck(run, trained, source.judged_rows, tell)
-    file = _file_name(source)
+    before, quality, unknown = None, None, "--judged-rows 0"
+    if source.judged_rows:
+        try:
+            test = find_test_set(run, named=None).limited(source.judged_rows)
+            tell("loss on held-out rows, before")
+            before = row_losses(trained, test.examples)
+        except (ExpertError, OSError, ValueError) as error:
+            unknown = str(error).strip().partition("\n")[0]
+    file = f"{folder_name(plan.expert)}-{kind}.gguf"
     tell(f"writing {file}")
-    tensors = write_model(target / file, model, family, words, kind, _about(source))
+    write_model(target / file, model, family, words, kind, _about(source))
     tell(f"reading {file} back")
     read_into(target / file, model, family)
     difference = compare(expected.logits, [logits_of(model, ids) for ids in expected.ids])
-    quality = check.after(trained, kind)
     notes = [*words.notes]
+    if before is not None:
+        tell(f"loss on held-out rows, as {kind}")
+        after = row_losses(trained, test.examples)
+        quality = Quality(
+            test_set=test.name,
+            rows=len(test.examples),
+            loss=(before.loss, after.loss),
+            token_accuracy=(before.token_accuracy, after.token_accuracy),
+        )
+    else:
+        notes.append(f"the quality lost by quantising is unknown: {unknown}")
     window = window_of(model.config)
     if window and not family.windows and window < model.config.max_position_embeddings:
         notes.append(
@@ -115,18 +134,28 @@ def write_gguf_model(
             "conversations get different answers"
         )
     notes += _write_modelfile(expected, trained, target, file)
-    return Written(
-        file=file, difference=difference, quality=quality, tensors=tensors, notes=tuple(notes)
-    )
+    return Written(file=file, difference=difference, quality=quality, notes=tuple(notes))
+
+
+def save_adapter(source: ExportRequest, trained: Trained, target: Path) -> None:
+    """Write the adapter in PEFT's format, as it was saved."""
+    from expert.model.saving import save_trained
+
+    place = source.choice.path
+    if not source.choice.is_final:
+        save_trained(trained.loaded, target)
+        return
+    for path in sorted(place.rglob("*")):
+        name = path.relative_to(place)
+        if path.is_file() and name.name not in ("DONE", "README.md"):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / name, follow_symlinks=False)
 
 
 def write_adapter(
     path: Path, folder: Path, config: Any, family: Family, about: GgufMetadata
-) -> int:
-    """Write the adapter of a PEFT folder; returns how many matrices it changes.
-
-    llama.cpp scales by alpha / rank; other scaling (rslora, per-module ranks) is multiplied into B.
-    """
+) -> None:
+    """Write the adapter of a PEFT folder; llama.cpp scales by alpha / rank, and no other way."""
     from safetensors.torch import load_file
 
     settings = read_object(folder / "adapter_config.json")
@@ -140,12 +169,12 @@ def write_adapter(
             continue
         values = tensor.float()
         if match[2] == "B":
-            values = tensor_converters(name, family, config)[0](
-                values * _scaling(settings, match[1])
-            )
+            values = tensor_converters(name, family, config)[0](values)
         pairs.setdefault(name, {})[f"{name}.lora_{match[2].lower()}"] = values
-    if unsupported or settings.get("use_dora"):
-        shown = ", ".join(sorted(unsupported)[:3]) or "use_dora"
+    odd = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern")
+    unsupported += [name for name in odd if settings.get(name)]
+    if unsupported:
+        shown = ", ".join(sorted(unsupported)[:3])
         raise CannotExport(
             f"--gguf-adapter: llama.cpp cannot load {shown}  (write the merged model with "
             "--gguf q8_0)"
@@ -156,44 +185,24 @@ def write_adapter(
     writer.add_float32("adapter.lora.alpha", float(settings["lora_alpha"]))
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     write_tensors(writer, shapes, dict.fromkeys(tensors, "F32"), iter(tensors.values()))
-    return len(pairs)
-
-
-def _scaling(settings: Mapping[str, Any], module: str) -> float:
-    """PEFT's scaling of a module divided by llama.cpp's alpha / rank."""
-
-    def own(name: str, default: float) -> float:
-        patterns = settings.get(f"{name}_pattern") or {}
-        fitting = (
-            value for key, value in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", module)
-        )
-        return float(next(fitting, default))
-
-    alpha = float(settings["lora_alpha"])
-    rank = own("rank", float(settings["r"]))
-    under = rank**0.5 if settings.get("use_rslora") else rank
-    return own("alpha", alpha) / under * rank / alpha
 
 
 def write_gguf_adapter(
-    source: ExportRequest,
-    expected: Expected,
-    trained: Trained,
-    target: Path,
-    save: Callable[[Path], None],
+    source: ExportRequest, expected: Expected, trained: Trained, target: Path
 ) -> Written:
-    """Write the adapter alone; `save` writes it in PEFT's format. A built-in base is written next
-    to it, since it is not on the hub."""
+    """Write the adapter alone. A built-in base is written next to it, since it is not on the
+    hub."""
     import gguf
     import torch
 
     model: Any = trained.loaded.module
     family, words = _described(trained, expected)
-    file, config, about = _file_name(source), trained.loaded.causal_lm.config, _about(source)
+    config, about = trained.loaded.causal_lm.config, _about(source)
+    file = f"{folder_name(source.plan.expert)}-lora.gguf"
     with tempfile.TemporaryDirectory(prefix="expert-adapter-") as place:
-        save(Path(place))
+        save_adapter(source, trained, Path(place))
         path = target / file
-        changed = write_adapter(path, Path(place), config, family, about)
+        write_adapter(path, Path(place), config, family, about)
     base = model.unload()
     base_plan = source.plan.model
     if base_plan.place == "built-in":
@@ -211,16 +220,7 @@ def write_gguf_adapter(
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
     notes = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
-    return Written(
-        file=file,
-        difference=difference,
-        tensors={"F32": 2 * changed},
-        notes=(*words.notes, *notes),
-    )
-
-
-def _file_name(source: ExportRequest) -> str:
-    return f"{folder_name(source.plan.expert)}-{source.gguf}.gguf"
+    return Written(file=file, difference=difference, notes=(*words.notes, *notes))
 
 
 def _about(source: ExportRequest) -> GgufMetadata:
@@ -279,19 +279,3 @@ def _write_modelfile(
     )
     (target / MODELFILE).write_text(text, encoding="utf-8")
     return [note] if note else []
-
-
-def gguf_record(done: Exported, written: Written) -> dict[str, object]:
-    """The file and the results of its checks, for export.json."""
-    return {
-        "file": written.file,
-        "type": done.gguf,
-        "tensors": dict(written.tensors),
-        "logits": {
-            "texts": done.texts,
-            "largest_difference": done.largest_difference,
-            "share_of_spread": done.share,
-        },
-        "quality": asdict(written.quality) if written.quality is not None else None,
-        "notes": list(written.notes),
-    }

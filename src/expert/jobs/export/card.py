@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -24,7 +25,6 @@ from expert.core.text import in_markdown, loss, visible
 from expert.jobs.export.chat_format import base_file
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.servers import FOLDER, engines, gguf_commands
 from expert.jobs.sample.sample import prompt_text
 from expert.jobs.validate.saved_verdict import SavedVerdict
 from expert.manifest.schema.kinds import IN_FLOAT32, is_jinja
@@ -34,7 +34,7 @@ from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import Trained
 
 QUESTION = "{question}"
-"""Characters of a row that is shown."""
+FOLDER = "PATH/TO/THIS/FOLDER"
 LIBRARIES = ("torch", "transformers", "peft")
 _DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
 # `expert sample` uses float32 on a CPU, too.
@@ -78,71 +78,64 @@ def prompt_format_of(trained: Trained) -> PromptFormat | None:
     return PromptFormat(before + text, plain, tuple(stops))
 
 
-class CardFacts(NamedTuple):
-    """What is known of the run besides its plan."""
-
-    events: Sequence[Event] = ()
-    environment: Mapping[str, Any] = {}
-    manifest: Mapping[str, Any] = {}
-    verdict: SavedVerdict | None = None
-    prompt_format: PromptFormat | None = None
-    has_template: bool = False
-    """Whether the export has its own chat template."""
-
-
-def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
+def model_card(
+    plan: RunPlan,
+    done: Exported,
+    *,
+    events: Sequence[Event] = (),
+    environment: Mapping[str, Any] | None = None,
+    manifest: Mapping[str, Any] | None = None,
+    verdict: SavedVerdict | None = None,
+    prompt: PromptFormat | None = None,
+) -> str:
     """The card as Markdown, with the YAML header that model hubs read."""
     import jinja2
 
     base = portable_base(plan.model, with_hashes=done.kind == "adapter")
-    is_char_model, prompt = plan.model.name == CHAR_GPT, known.prompt_format
+    is_char_model, manifest = plan.model.name == CHAR_GPT, manifest or {}
     is_adapter, name = done.kind == "adapter", folder_name(plan.expert)
     library = "gguf" if done.gguf else {"adapter": "peft"}.get(done.kind, "transformers")
-    people, machines = languages(known.manifest.get("capabilities") or ())
+    people, machines = languages(manifest.get("capabilities") or ())
     tags = [plan.adapter.type, "expert", *(["code"] if machines else []), *machines]
     tags += ["gguf"] if done.gguf else []
-    tags += [str(tag) for tag in known.manifest.get("tags") or ()]
-    license_ = known.manifest.get("license")
+    tags += [str(tag) for tag in manifest.get("tags") or ()]
+    license_ = manifest.get("license")
     # The dtype in which it is used.
     dtype = plan.kernels.precision if is_adapter else done.dtype
     used = done.gguf and ("F32" if done.gguf == "lora" else done.gguf)
-    if done.gguf:
-        plain = prompt is not None and prompt.plain
-        file, lora = base_file(plan.model), done.gguf == "lora"
-        servers = gguf_commands(done.file, name, plain=plain, lora=lora, base=file)
-    else:
-        template = known.has_template
-        servers = engines(plan, done.kind, done.dtype, base, template=template, name=name)
     # Soft prompts alone are the adapter of their export.
     prompts = [each["name"] for each in plan.adapter.soft_prompts]
     alone = plan.adapter.type == "none" and len(prompts) == 1
     folders = ["" if alone else f"/soft_prompts/{each}" for each in prompts]
-    environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
-    environment.tests["jinja_text"] = is_jinja
-    environment.filters |= {
+    pages = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
+    pages.tests["jinja_text"] = is_jinja
+    pages.filters |= {
         "json": json.dumps,
         "md": in_markdown,
         # A Python string literal without backticks, which could end the Markdown block.
+        "sh": shlex.quote,
         "literal": lambda text: repr(text).replace("`", "\\x60"),
         "fenced": _fenced,
         "loss": lambda value: "unknown" if value is None else loss(value),
     }
-    versions = known.environment.get("versions") or {}
-    steps, epochs = steps_and_epochs(plan, done, known.events)
-    text = environment.from_string(read_text(Path(__file__).with_name("card.jinja"))).render(
+    versions = (environment or {}).get("versions") or {}
+    steps, epochs = steps_and_epochs(plan, done, events)
+    text = pages.from_string(read_text(Path(__file__).with_name("card.jinja"))).render(
         expert=plan.expert,
         done=done,
         base=base,
         languages=people,
         # The Hub knows licences by ids such as apache-2.0.
         license="-".join(license_.lower().split()) if isinstance(license_, str) else "",
-        manifest=known.manifest,
-        tasks=[tag[5:] for tag in known.manifest.get("capabilities") or () if tag[:5] == "task:"],
+        manifest=manifest,
+        tasks=[tag[5:] for tag in manifest.get("capabilities") or () if tag[:5] == "task:"],
         library="expert" if is_char_model else library,
         tags=dict.fromkeys(tags),
         plan=plan,
         used_dtype=used or dtype,
-        servers=servers,
+        served_as=name,
+        base_file=base_file(plan.model),
+        vllm_dtype=_DTYPES.get(dtype, "float16").removeprefix("torch."),
         built_in=plan.model.place == "built-in",
         soft_prompts=", ".join(prompts),
         folder=FOLDER,
@@ -162,8 +155,8 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         steps=steps,
         epochs=epochs,
         used=[f"{key} {versions[key]}" for key in LIBRARIES if key in versions],
-        verdict=known.verdict,
-        losses=_losses(known.events),
+        verdict=verdict,
+        losses=_losses(events),
         # The path of the run means nothing elsewhere.
         warnings=[
             warning.replace(f"{done.run}/", "").replace(str(done.run), "RUN")
@@ -204,17 +197,17 @@ def steps_and_epochs(plan: RunPlan, done: Exported, events: Sequence[Event]) -> 
     """Steps and epochs of training of the exported weights, with those planned if different."""
     asked = f"{plan.length.epochs:.3g}"
     named = re.search(r"step-(\d+)", done.checkpoint)
-    step = int(named[1]) if named else None
-    for event in events if step is None else ():
-        if event["event"] in ("finished", "step", "took_best"):
-            step = int(event["step"])
-        if event["event"] == "took_best":
-            break
-    if step is None:
+    ends = [each for each in events if each["event"] in ("finished", "step", "took_best")]
+    last = next((each for each in ends if each["event"] == "took_best"), ends[-1] if ends else None)
+    if named is not None:
+        step = int(named[1])
+    elif last is not None:
+        step = int(last["step"])
+    else:
         return "unknown", f"unknown (asked for: {asked})"
     planned = plan.length.total_steps
     steps = f"{step:,}" + (f" of {planned:,}" if planned and planned != step else "")
-    logged = [each for each in events if each["event"] == "step" and each["step"] <= step]
+    logged = [each for each in ends if each["event"] == "step" and each["step"] <= step]
     if not logged or logged[-1].get("epoch") is None:
         return steps, f"unknown (asked for: {asked})"
     # The last log line may be some steps earlier.

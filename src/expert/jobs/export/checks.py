@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from expert.core.errors import ExpertError
@@ -20,7 +17,6 @@ from expert.run.stored.choose_checkpoint import Choice
 
 KINDS = ("adapter", "merged")
 DTYPES = ("bf16", "fp16", "fp32")
-CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class CannotExport(ExpertError):
@@ -97,25 +93,8 @@ def check_target_folder(to: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=above):
             pass
     except OSError as error:
-        raise _cannot_write(to, error) from error
-
-
-@contextmanager
-def with_target_in_errors(to: Path) -> Iterator[None]:
-    """Make write errors name the user's folder instead of the temporary one."""
-    try:
-        yield
-    except OSError as error:
-        named = error.filename
-        elsewhere = named is not None and to.absolute().parent not in Path(named).absolute().parents
-        if elsewhere or not (disk_full_message(error) or error.errno in CANNOT_WRITE):
-            raise
-        raise _cannot_write(to, error) from error
-
-
-def _cannot_write(to: Path, error: OSError) -> ExpertError:
-    if said := disk_full_message(error):
-        return disk_full_error(to, said)
-    return CannotExport(
-        f"{to}: cannot be written: {error.strerror}  (fix that, or name another folder)"
-    )
+        if said := disk_full_message(error):
+            raise disk_full_error(to, said) from error
+        raise CannotExport(
+            f"{to}: cannot be written: {error.strerror}  (fix that, or name another folder)"
+        ) from error

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Segment
 from expert.jobs.export.card import PromptFormat, keeps_adapter_dtype
-from expert.jobs.export.exported import Kind
+from expert.jobs.export.exported import Kind, Quality
 from expert.jobs.export.portable_base import BASE_COPY
-from expert.jobs.export.quality import Quality
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -49,7 +48,6 @@ class Expected:
     prompt_format: PromptFormat | None
     logits: list[Tensor]
     adapter_effect: float | None
-    quantised_share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +67,13 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written, and the results of its checks; the last three are those of a GGUF file."""
+    """What was written, and the results of its checks; the last two are those of a GGUF file."""
 
     difference: Difference
     """Between the logits of the export and of the trained model."""
     notes: tuple[str, ...]
     file: str = ""
     quality: Quality | None = None
-    tensors: Mapping[str, int] = field(default_factory=dict)
-    """Number of tensors of each type."""
 
 
 def compare(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Difference:

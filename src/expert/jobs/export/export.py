@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from expert import __version__
 from expert.answer.decoding import (
     DecodingSettings,
     end_tokens,
@@ -17,21 +18,23 @@ from expert.answer.decoding import (
 from expert.core.events import read_events
 from expert.core.publish import publishing
 from expert.core.resources import reporting_disk_full
+from expert.core.rundir import weights_hash
+from expert.core.secrets import redacted
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.as_gguf import (
-    gguf_record,
+    save_adapter,
     settle_gguf,
     write_gguf_adapter,
     write_gguf_model,
 )
-from expert.jobs.export.card import CardFacts, model_card, prompt_format_of
+from expert.jobs.export.card import model_card, prompt_format_of
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import (
     CannotExport,
     check_target_folder,
+    export_refusal,
     gate_warning,
     settle_kind,
-    with_target_in_errors,
 )
 from expert.jobs.export.comparison import (
     CHECKED_TEXTS,
@@ -46,13 +49,11 @@ from expert.jobs.export.comparison import (
     logits_of,
     logits_of_trained,
 )
-from expert.jobs.export.exported import Exported, ExportRequest
+from expert.jobs.export.exported import ROWS, Exported, ExportRequest
 from expert.jobs.export.gguf_file.file import UNQUANTISED
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
-from expert.jobs.export.push import write_export_record
-from expert.jobs.export.quality import ROWS
-from expert.jobs.export.servers import problems
-from expert.jobs.validate.saved_verdict import read_verdict
+from expert.jobs.export.push import EXPORT_RECORD
+from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, is_jinja
 from expert.model.base_folder import copy_tokenizer
 from expert.model.device_memory import release_memory
@@ -120,15 +121,12 @@ def export(
     if to.is_dir():
         to.rmdir()  # it is empty
     with (
-        with_target_in_errors(to),
-        publishing(to) as temporary,
         reporting_disk_full(to, "the export", None),
+        publishing(to) as temporary,
         without_progress_bar(),
     ):
         if gguf_adapter:
-            written = write_gguf_adapter(
-                source, expected, trained, temporary, lambda at: _write_adapter(source, trained, at)
-            )
+            written = write_gguf_adapter(source, expected, trained, temporary)
         elif source.gguf:
             written = write_gguf_model(source, expected, trained, temporary, tell)
         else:
@@ -140,41 +138,84 @@ def export(
             release_memory(source.device)
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
             written = _read_back(source, expected, temporary, prompt_names)
-        _refuse_difference(source, written.difference)
-        done = _exported(source, expected, to, temporary, written, warnings)
-        known = CardFacts(
-            list(read_events(folder.events)),
-            read_object_or_empty(folder.environment),
-            read_object_or_empty(folder.manifest),
-            read_verdict(folder),
-            expected.prompt_format,
-            (temporary / CHAT_TEMPLATE).is_file(),
+        tolerance = _tolerance(source)
+        _refuse_difference(source, written.difference, tolerance)
+        verdict = read_verdict(folder)
+        done = Exported(
+            run=folder.path,
+            folder=to,
+            kind=source.kind,
+            checkpoint=choice.name,
+            dtype=source.dtype,
+            bytes=sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file()),
+            texts=len(expected.ids),
+            largest_difference=written.difference.largest,
+            share=written.difference.share,
+            tolerance=tolerance,
+            adapter_effect=expected.adapter_effect,
+            unquantised=source.kind == "merged" and plan.model.quantization in QUANTISED,
+            validation=warnings[0],
+            base=warnings[1],
+            judged=verdict.words if verdict is not None and not verdict.outdated else "",
+            gguf=source.gguf,
+            file=written.file,
+            quality=written.quality,
+            notes=written.notes,
         )
-        (temporary / "README.md").write_text(model_card(plan, done, known), encoding="utf-8")
-        # What `expert serve` needs to know of the export, besides its files.
-        own = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
-               if key in plan.decoding}  # fmt: skip
-        more: dict[str, Any] = {"name": plan.expert, "decoding": own}
-        if source.kind == "adapter":
-            more["base"] = {
-                "quantization": plan.model.quantization,
-                "revision": hub_reference(plan.model)[1],
-                "weights": weights_trained_on(folder),
-            }
-        more |= gguf_record(done, written) if source.gguf else {}
-        write_export_record(temporary, folder, choice, done, more)
+        card = model_card(
+            plan,
+            done,
+            events=list(read_events(folder.events)),
+            environment=read_object_or_empty(folder.environment),
+            manifest=read_object_or_empty(folder.manifest),
+            verdict=verdict,
+            prompt=expected.prompt_format,
+        )
+        (temporary / "README.md").write_text(card, encoding="utf-8")
+        _write_record(source, done, temporary, verdict)
     return done
+
+
+def _write_record(
+    source: ExportRequest, done: Exported, target: Path, verdict: SavedVerdict | None
+) -> None:
+    """Write the origin of an export, without any local path, for `--push` and `expert serve`."""
+    plan = source.plan
+    judged = verdict if verdict is not None and not verdict.outdated else None
+    record: dict[str, Any] = {
+        "expert": __version__,
+        "run": source.folder.path.name,
+        "checkpoint": done.checkpoint,
+        "weights": weights_hash(source.choice.path),
+        "kind": done.kind,
+        "dtype": done.dtype,
+        "gate": {
+            "passed": judged.passed if judged is not None else None,
+            "refused": export_refusal(judged) if judged is not None else "",
+        },
+        "name": plan.expert,
+        "decoding": {
+            key: plan.decoding[key]
+            for key in DecodingSettings.__annotations__
+            if key in plan.decoding
+        },
+    }
+    if source.kind == "adapter":
+        record["base"] = {
+            "quantization": plan.model.quantization,
+            "revision": hub_reference(plan.model)[1],
+            "weights": weights_trained_on(source.folder),
+        }
+    if source.gguf:
+        quality = asdict(done.quality) if done.quality is not None else None
+        record |= {"file": done.file, "type": done.gguf, "quality": quality}
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    (target / EXPORT_RECORD).write_text(redacted(text) + "\n", encoding="utf-8")
 
 
 def _load(source: ExportRequest) -> tuple[Trained, Expected]:
     """The trained model, and its logits on the checked texts."""
-    merged, quantised = source.kind == "merged" or bool(source.gguf), None
-    if merged and source.plan.model.quantization in QUANTISED:
-        trained = _load_trained(source, quantised=True)
-        quantised = logits_of_trained(trained, checked_ids(trained))
-        del trained
-        release_memory(source.device)
-    trained = _load_trained(source, quantised=not merged)
+    trained = _load_trained(source)
     ids = checked_ids(trained)
     logits, effect = logits_of_trained(trained, ids), None
     if trained.loaded.adapter.type in ADAPTERS:
@@ -185,11 +226,10 @@ def _load(source: ExportRequest) -> tuple[Trained, Expected]:
         prompt_format=prompt_format_of(trained),
         logits=logits,
         adapter_effect=effect,
-        quantised_share=compare(logits, quantised).share if quantised is not None else None,
     )
 
 
-def _load_trained(source: ExportRequest, *, quantised: bool) -> Trained:
+def _load_trained(source: ExportRequest) -> Trained:
     import torch
 
     from expert.model.load import DTYPES
@@ -200,7 +240,7 @@ def _load_trained(source: ExportRequest, *, quantised: bool) -> Trained:
         source.plan,
         source.choice,
         device=source.device,
-        quantised=quantised,
+        quantised=not merged,
         precision=source.dtype if merged else None,
         # Merged in float32 and rounded once.
         adapter_dtype=torch.float32 if merged else None,
@@ -227,7 +267,7 @@ def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> N
     how, _ = resolve_decoding(source.plan, {})
     generation = generation_config(how, end_tokens(trained.encoder, trained.template))
     if source.kind == "adapter":
-        _write_adapter(source, trained, target)
+        save_adapter(source, trained, target)
         name = portable_base(source.plan.model, with_hashes=False).name
         for file in target.rglob("adapter_config.json"):  # PEFT wrote the local path of the base
             settings = {**read_object(file), "base_model_name_or_path": name}
@@ -270,20 +310,6 @@ def _write_chat_template(trained: Trained, target: Path) -> None:
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_adapter(source: ExportRequest, trained: Trained, target: Path) -> None:
-    from expert.model.saving import save_trained
-
-    place = source.choice.path
-    if not source.choice.is_final:
-        save_trained(trained.loaded, target)
-        return
-    for path in sorted(place.rglob("*")):
-        name = path.relative_to(place)
-        if path.is_file() and name.name not in ("DONE", "README.md"):
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target / name, follow_symlinks=False)
-
-
 def _read_back(
     source: ExportRequest, expected: Expected, target: Path, prompt_names: tuple[str, ...]
 ) -> Written:
@@ -295,23 +321,7 @@ def _read_back(
         model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
         rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
     difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
-    found = "; ".join(problems(source.plan, kind, target))
-    notes = (f"not for vLLM, SGLang or TGI: {found}",) if found else ()
-    return Written(difference=difference, notes=notes)
-
-
-def _refuse_difference(source: ExportRequest, difference: Difference) -> None:
-    """CannotExport if the logits differ by more than the tolerance, or are NaN; quantised files
-    have no tolerance (None)."""
-    tolerance = _tolerance(source)
-    if difference.within(float("inf") if tolerance is None else tolerance):
-        return
-    fix = {"adapter": "--merged --dtype fp32", "merged": "--dtype fp32", "model": "--dtype fp32"}
-    off = "are not numbers" if tolerance is None else in_words(difference, tolerance)
-    raise CannotExport(
-        f"{source.folder.path}: the export differs from the trained model: its logits {off}; "
-        f"nothing was written  (try {'--gguf f32' if source.gguf else fix[source.kind]})"
-    )
+    return Written(difference=difference, notes=())
 
 
 def _tolerance(source: ExportRequest) -> float | None:
@@ -323,34 +333,15 @@ def _tolerance(source: ExportRequest) -> float | None:
     return max(TOLERANCE[loaded], TOLERANCE[source.dtype])
 
 
-def _exported(
-    source: ExportRequest,
-    expected: Expected,
-    to: Path,
-    folder: Path,
-    written: Written,
-    warnings: tuple[str, str],
-) -> Exported:
-    """The result of the export; `warnings`: about its validation and its base."""
-    verdict = read_verdict(source.folder)
-    return Exported(
-        run=source.folder.path,
-        folder=to,
-        kind=source.kind,
-        checkpoint=source.choice.name,
-        dtype=source.dtype,
-        bytes=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
-        texts=len(expected.ids),
-        largest_difference=written.difference.largest,
-        share=written.difference.share,
-        tolerance=_tolerance(source),
-        adapter_effect=expected.adapter_effect,
-        quantised_share=expected.quantised_share,
-        validation=warnings[0],
-        base=warnings[1],
-        judged=verdict.in_words() if verdict is not None and not verdict.outdated else "",
-        gguf=source.gguf,
-        file=written.file,
-        quality=written.quality,
-        notes=written.notes,
+def _refuse_difference(
+    source: ExportRequest, difference: Difference, tolerance: float | None
+) -> None:
+    """CannotExport if the logits differ by more than the tolerance, or are NaN."""
+    if difference.within(float("inf") if tolerance is None else tolerance):
+        return
+    fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
+    off = "are not numbers" if tolerance is None else in_words(difference, tolerance)
+    raise CannotExport(
+        f"{source.folder.path}: the export differs from the trained model: its logits {off}; "
+        f"nothing was written  (try {'--gguf f32' if source.gguf else fix})"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from expert.core.rundir import RunFolder
-from expert.jobs.export.quality import ROWS, Quality
+from expert.core.text import counted
 from expert.planning.run_plan import RunPlan
 from expert.run.stored.choose_checkpoint import Choice
 
@@ -15,6 +15,25 @@ if TYPE_CHECKING:
     import torch
 
 Kind = Literal["adapter", "merged", "model"]
+ROWS = 64
+"""Held-out rows on which a GGUF file is measured by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Loss and token accuracy on held-out rows, before and after quantising."""
+
+    test_set: str
+    rows: int
+    loss: tuple[float, float]
+    token_accuracy: tuple[float | None, float | None]
+
+    def in_words(self) -> str:
+        (one, other), (before, after) = self.loss, self.token_accuracy
+        words = f"loss {other:.4f} instead of {one:.4f}"
+        if before is not None and after is not None:
+            words += f", token accuracy {after:.2%} instead of {before:.2%}"
+        return f"{words} on {counted(self.rows, 'row')} ({self.test_set})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +69,8 @@ class Exported:
     """The largest accepted share; None for quantised GGUF files, judged on held-out rows."""
     adapter_effect: float | None
     """How far the adapter moves the logits, as a share of their spread."""
-    quantised_share: float | None
-    """How far quantising the base in training moved the logits, as a share of their spread."""
+    unquantised: bool
+    """The base was quantised in training and is not in the export."""
     validation: str = ""
     """A warning about its validation; "" if it passed the gate or was never validated."""
     judged: str = ""
@@ -77,11 +96,9 @@ class Exported:
                 f"the adapter by {self.adapter_effect:.1%}  (merge with --dtype fp32, or export "
                 "the adapter)"
             )
-        if self.quantised_share is not None:
+        if self.unquantised:
             found.append(
-                "the base was quantised in training and is not in the export: its logits differ "
-                f"by {self.quantised_share:.1%} of their spread"
+                "the base was quantised in training and is not in the export: answers may differ "
+                "from those that were validated"
             )
-        if self.quality is not None and self.quality.unknown:
-            found.append(f"the quality lost by quantising is unknown: {self.quality.unknown}")
         return [*found, *self.notes]

@@ -6,11 +6,9 @@ interruption the hub keeps uploaded files, which are not sent again.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +17,10 @@ from expert.core.errors import EXIT_UNAVAILABLE, Damaged, ExpertError
 from expert.core.install import NAME
 from expert.core.interrupts import Interrupted
 from expert.core.publish import DONE, damage
-from expert.core.rundir import RunFolder, weights_hash
 from expert.core.secrets import redacted
 from expert.core.stored_json import read_object_or_empty
 from expert.core.text import counted, gib, shell_quoted
-from expert.jobs.export.checks import CannotExport, export_refusal
-from expert.jobs.export.exported import Exported
-from expert.jobs.validate.saved_verdict import read_verdict
-from expert.run.stored.choose_checkpoint import Choice
+from expert.jobs.export.checks import CannotExport
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -46,60 +40,20 @@ class HubUnavailable(ExpertError):
     exit_code = EXIT_UNAVAILABLE
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pushed:
-    """What was pushed, and where."""
-
-    repository: str
-    url: str
-    """Of the commit."""
-    private: bool
-    files: dict[str, int]
-    """Bytes by name."""
-    others: list[str]
-    """Files in the repository that are not part of this export."""
-
-
-def write_export_record(
-    target: Path, folder: RunFolder, choice: Choice, done: Exported, more: Mapping[str, object]
-) -> None:
-    """Write the origin of an export and `more`, without any local path."""
-    verdict = read_verdict(folder)
-    judged = verdict if verdict is not None and not verdict.outdated else None
-    record = {
-        "expert": __version__,
-        "run": folder.path.name,
-        "checkpoint": done.checkpoint,
-        "weights": weights_hash(choice.path),
-        "kind": done.kind,
-        "dtype": done.dtype,
-        "gate": {
-            "passed": judged.passed if judged is not None else None,
-            "refused": export_refusal(judged) if judged is not None else "",
-        },
-        **more,
-    }
-    text = json.dumps(record, indent=2, ensure_ascii=False)
-    (target / EXPORT_RECORD).write_text(redacted(text) + "\n", encoding="utf-8")
-
-
 def check_push(repository: str) -> HfApi:
     """The client of the hub; raises if a push would be refused, before minutes are spent on an
     export."""
     from huggingface_hub import HfApi, constants, get_token
 
+    why = ""
     if not _REPOSITORY.fullmatch(repository):
-        raise CannotPush(
-            f"--push: {repository!r} is not the name of a repository  (write user/name or "
-            "organisation/name)"
-        )
-    if constants.HF_HUB_OFFLINE:
-        raise CannotPush("--push: HF_HUB_OFFLINE is set  (unset it to push)")
-    if not get_token():
-        raise CannotPush(
-            "--push: there is no token for the hub  (set HF_TOKEN in the environment, or run hf "
-            "auth login)"
-        )
+        why = f"{repository!r} is not the name of a repository  (write user/name)"
+    elif constants.HF_HUB_OFFLINE:
+        why = "HF_HUB_OFFLINE is set  (unset it to push)"
+    elif not get_token():
+        why = "there is no token for the hub  (set HF_TOKEN, or run hf auth login)"
+    if why:
+        raise CannotPush(f"--push: {why}")
     api = HfApi(library_name=NAME, library_version=__version__)
     with _readable_errors(repository):
         api.whoami()
@@ -114,8 +68,7 @@ def check_export(folder: Path, *, allow_failed: bool) -> dict[str, Any]:
             f"{folder}: is not an export: {EXPORT_RECORD} or {DONE} is missing  "
             "(make one with expert export RUN --to FOLDER)"
         )
-    fault = damage(folder)
-    if fault:
+    if fault := damage(folder):
         raise Damaged(f"{folder}: {fault}  (export it again)")
     gate = origin.get("gate")
     refused = str(gate.get("refused") or "") if isinstance(gate, dict) else "it has no verdict"
@@ -133,24 +86,23 @@ def push(
     public: bool = False,
     allow_failed: bool = False,
     tell: Callable[[str], None] = lambda what: None,
-) -> Pushed:
-    """Upload an exported folder in one commit; a new repository is private unless `public`. Files
-    that are on the hub already are not sent again. `tell` receives the list of files first."""
+) -> dict[str, Any]:
+    """Upload an exported folder in one commit, whose address is the `url` of the result; a new
+    repository is private unless `public`. Files that are on the hub already are not sent again.
+    `tell` receives the list of files first."""
     origin = check_export(folder, allow_failed=allow_failed)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     message = f"{origin.get('run', folder.name)}: {origin.get('checkpoint')}, {origin.get('kind')}"
-    seen = "public" if public else "private"
     try:
         api = check_push(repository)
         for name, size in files.items():
             tell(f"  {gib(size):>10}  {name}")
         total = f"{counted(len(files), 'file')}, {gib(sum(files.values()))}"
-        tell(f"uploading {total} to {repository} ({seen}) …")
+        tell(f"uploading {total} to {repository} ({'public' if public else 'private'}) …")
         with _readable_errors(repository):
             api.create_repo(repository, private=not public, exist_ok=True)
-            info = api.model_info(repository)
-            if info.private is public:
+            if api.model_info(repository).private is public:
                 raise CannotPush(
                     f"{repository}: is {'private' if public else 'public'} on the hub, and a push "
                     f"does not change that  ({'leave out' if public else 'add'} --public, or name "
@@ -163,14 +115,8 @@ def push(
         again = f"expert export {shell_quoted(folder)} --push {repository}"
         end.left = f"nothing was pushed; {again} continues"
         raise
-    known = {file.rfilename for file in info.siblings or ()}
-    return Pushed(
-        repository=repository,
-        url=str(commit.commit_url),
-        private=not public,
-        files=files,
-        others=sorted(known - {*files, ".gitattributes"}),
-    )
+    url = str(commit.commit_url)
+    return {"repository": repository, "url": url, "private": not public, "files": files}
 
 
 @contextmanager
@@ -189,8 +135,7 @@ def _readable_errors(repository: str) -> Iterator[None]:
             cause = cause.__cause__  # the client wraps errors of an upload
         status = getattr(getattr(cause, "response", None), "status_code", None)
         why = getattr(cause, "server_message", None) or str(cause) or type(cause).__name__
-        why = f"{status}, {why}" if status else why
-        why = redacted(" ".join(why.split()))[:300]
+        why = redacted(" ".join(f"{f'{status}, ' if status else ''}{why}".split()))[:300]
         changed_or_busy = status in (409, 412, 429)
         if isinstance(error, ValueError) or (status and status < 500 and not changed_or_busy):
             raise CannotPush(

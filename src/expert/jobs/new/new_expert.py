@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from expert.core.text import counted, some_of
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import (
     PREFERRED,
-    Columns,
     detect_columns,
     part_for_column,
 )
@@ -29,18 +28,12 @@ from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Example, Row
 from expert.data.template.templates import INPUT_LABEL
 from expert.jobs.new.row_lengths import MOST_LOST, LengthChoice, choose_length
-from expert.jobs.new.starters import (
-    STARTERS,
-    NewBaseModel,
-    manifest_of,
-    readme_of,
-    starter_of,
-)
+from expert.jobs.new.starters import STARTERS, manifest_of, readme_of, starter_of
 from expert.judging.domain import NAMES
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
-from expert.planning.choose.starting_points import starting_point
+from expert.planning.choose.starting_points import StartingPoint, starting_point
 from expert.planning.models.resolve import (
     TINY,
     is_hub_id,
@@ -101,13 +94,11 @@ class NewExpert:
     """False if the rows are plain text: a model trained on it continues text."""
     calls: bool = False
     """Whether rows have tools."""
-    headings: str = ""
-    """The headings that are put before the input, in words."""
     length: LengthChoice | None = None
     """max_seq_length and why; None for a template's rows, which are to be replaced."""
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
     """Which files are held out or not read, and why the settings are as they are."""
-    warnings: tuple[str, ...] = ()
+    warnings: list[str] = field(default_factory=list)
 
 
 def new_expert(
@@ -137,9 +128,7 @@ def new_expert(
     chosen = NAMES.get(template or "", template)
     if chosen is not None and chosen not in STARTERS:
         raise CannotCreate(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
-    if model.endswith(".gguf"):
-        model = str(base_from_gguf(Path(model)))
-    base = _base(model, folder)
+    base, start = _base(model, folder)
     rows_kept = PREFERRED if preferred else None
     asked: dict[str, Any] = {"field_mapping": _mapped(mapping), "preference_rows": rows_kept}
     asked |= {"json_values": json_values, "encoding": encoding}
@@ -147,66 +136,79 @@ def new_expert(
     if asked and data is None:
         options = "--map, --preferred, --json-values and --encoding"
         raise CannotCreate(f"{options} are about rows  (name a file with --from)")
-    made = NewExpert(
-        folder=folder, manifest=folder / "manifest.json", data=Path(), template="", model=base.name
-    )
-    if data is not None:
-        made, examples = _examine_rows(data, asked, made)
-        chosen = chosen or _domain(examples)
-    kind = starter_of(chosen or "text", calls=made.calls, own_rows=data is None)
+    found: dict[str, Any] = {"notes": [], "warnings": []}
+    path, rows, headings, length = "datasets/train.jsonl", folder / "datasets/train.jsonl", "", None
     on_hub = data is not None and _is_on_hub(data)
-    path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
-    path = data.as_posix() if data is not None and on_hub else path
-    rows = data if data is not None and on_hub else folder / path
+    if data is not None:
+        found, headings, domain = _examine_rows(data, asked)
+        chosen = chosen or domain
+        path = data.as_posix() if on_hub else f"datasets/{data.resolve().name}"
+        rows = data if on_hub else folder / path
+    calls, has_answers = found.get("calls", False), found.get("has_answers", True)
+    starter = starter_of(chosen or "text", calls=calls, own_rows=data is None)
+    manifest = folder / "manifest.json"
     with _removed_on_failure(folder):
         if data is None:
             rows.parent.mkdir(parents=True)
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
-            write_text_atomically(rows, "".join(lines))
+            write_text_atomically(rows, "".join(f"{json.dumps(row)}\n" for row in starter.rows))
         elif not on_hub:
             _copy_rows(data, rows, folder)
-        epochs = (
-            EPOCHS_FOR_FEW_ROWS if len(_first_rows(rows, encoding, FEW_ROWS)) < FEW_ROWS else EPOCHS
+        few = len(_first_rows(rows, encoding, FEW_ROWS)) < FEW_ROWS
+        content = manifest_of(
+            folder.name,
+            starter,
+            {"path": path, **asked},
+            base=base,
+            start=start,
+            epochs=EPOCHS_FOR_FEW_ROWS if few else EPOCHS,
+            calls=calls,
         )
-
-        def write(base: NewBaseModel) -> None:
-            """Write the manifest for a base model; it must read without complaints."""
-            dataset = {"path": path, **asked}
-            manifest = manifest_of(
-                folder.name, kind, dataset, base=base, epochs=epochs, calls=made.calls
-            )
-            text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-            write_text_atomically(made.manifest, text)
-            read_manifest(made.manifest, strict=True)
-
-        write(base)
-        length: LengthChoice | None = None
+        _write_manifest(manifest, content)
+        found["notes"].append(f"base model {base}: {start.because}")
         if data is not None:
-            opened = open_run(made.manifest, data="unread")
-            shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), folder).shape
             try:
-                length = choose_length(opened, shape.context if shape else None)
+                length = _length_for(manifest, folder)
             except DataError as error:
                 raise _unusable(data, str(error).replace(str(rows), str(data))) from None
-            write(replace(base, length=length.length))
-        readme = readme_of(folder.name, kind, path, made.has_answers, base.name, on_hub=on_hub)
+            content["training"]["config"]["max_seq_length"] = length.length
+            _write_manifest(manifest, content)
+            name = "that of the tokenizer" if length.template == "tokenizer" else length.template
+            found["notes"] += [
+                f"prompt template: {name}{headings}",
+                f"max_seq_length {length.length}: {length.because}",
+            ]
+            found["warnings"] += [length.warning] if length.warning else []
+        readme = readme_of(
+            name=folder.name,
+            description=starter.description,
+            data=path,
+            on_hub=on_hub,
+            has_answers=has_answers,
+            is_tiny=base == TINY,
+        )
         write_text_atomically(folder / "README.md", readme)
         write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
-    notes = [*made.notes, f"base model {base.name}: {base.start.because}"]
-    warnings = made.warnings
-    if length is not None:
-        name = "that of the tokenizer" if length.template == "tokenizer" else length.template
-        notes.append(f"prompt template: {name}{made.headings}")
-        notes.append(f"max_seq_length {length.length}: {length.because}")
-        warnings += (length.warning,) if length.warning else ()
-    return replace(
-        made,
+    return NewExpert(
+        folder=folder,
+        manifest=manifest,
         data=rows,
         template=chosen or "text",
+        model=base,
         length=length,
-        notes=tuple(notes),
-        warnings=warnings,
+        **found,
     )
+
+
+def _write_manifest(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a manifest, which must read without complaints."""
+    write_text_atomically(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    read_manifest(file, strict=True)
+
+
+def _length_for(manifest: Path, folder: Path) -> LengthChoice:
+    opened = open_run(manifest, data="unread")
+    shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), folder).shape
+    return choose_length(opened, shape.context if shape else None)
 
 
 @contextmanager
@@ -231,13 +233,15 @@ def _refuse_full(folder: Path) -> None:
         raise CannotCreate(f"{folder}: already exists  (choose another name, or remove it)")
 
 
-def _base(name: str, folder: Path) -> NewBaseModel:
-    """The base model under its name in the manifest, with settings for its size."""
+def _base(name: str, folder: Path) -> tuple[str, StartingPoint]:
+    """The base model under its name in the manifest, and settings for its size."""
     if name == CHAR_GPT:
         raise CannotCreate(
             f"--model {CHAR_GPT}: needs no manifest  (expert train --dataset FILE trains it on a "
             "text)"
         )
+    if name.endswith(".gguf"):
+        name = str(base_from_gguf(Path(name)))
     if is_model_folder(Path(name)):
         name = str(Path(name).absolute())  # relative paths would break: the manifest is elsewhere
     found = resolve_model(BaseModelSpec(name=name), folder)
@@ -248,7 +252,7 @@ def _base(name: str, folder: Path) -> NewBaseModel:
             f"--model {name}: is not on this machine, and is not a model that is known by name  "
             f"({fix})"
         )
-    return NewBaseModel(name, starting_point(name, found.shape))
+    return name, starting_point(name, found.shape)
 
 
 def _mapped(mapping: Sequence[str]) -> dict[str, str]:
@@ -269,18 +273,17 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
 # --- a file of rows ------------------------------------------------------------------------------
 
 
-def _examine_rows(
-    data: Path, asked: Mapping[str, Any], made: NewExpert
-) -> tuple[NewExpert, list[Example]]:
-    """What the rows of a file hold, and the first examples; CannotCreate if they cannot be used."""
+def _examine_rows(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], str, str]:
+    """What the rows of a file hold, as fields of NewExpert, the headings that are put before their
+    input, in words, and the domain of their answers; CannotCreate if they cannot be used."""
     encoding = asked.get("encoding")
-    found = _first_rows(data, encoding)
-    no_row = "no row" if len(found) < SAMPLED_ROWS else f"none of the first {SAMPLED_ROWS} rows"
-    rows = [row for row in found if isinstance(row, Row)]
+    first = _first_rows(data, encoding)
+    no_row = "no row" if len(first) < SAMPLED_ROWS else f"none of the first {SAMPLED_ROWS} rows"
+    rows = [row for row in first if isinstance(row, Row)]
     if not rows:
         why = "it is empty  (put rows into it; without --from a few rows to start with are written)"
-        if found and isinstance(found[0], BadRow):
-            why = str(found[0])
+        if first and isinstance(first[0], BadRow):
+            why = str(first[0])
         raise CannotCreate(f"--from {data}: {no_row} can be read: {why}")
     seen = survey_rows(iterate(_source(data, encoding)))
     try:
@@ -291,34 +294,27 @@ def _examine_rows(
         raise CannotCreate(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
-    bad = [each for each in (*read, *found) if isinstance(each, BadRow)]
+    bad = [each for each in (*read, *first) if isinstance(each, BadRow)]
     if not examples:
         why = str(bad[0]) if bad else "none is preferred"
         raise _unusable(data, f"{no_row} can be trained on: {why}")
-    unusable = f"{len(bad)} of the first {counted(len(found), 'row')} cannot be used"
-    if len(bad) > MOST_LOST * len(found):
+    unusable = f"{len(bad)} of the first {counted(len(first), 'row')} cannot be used"
+    if len(bad) > MOST_LOST * len(first):
         raise _unusable(data, f"{unusable}: {bad[0]}")
-    warnings = [columns.unused_warning(seen)]
-    if bad:
-        warnings.append(f"{unusable}; fix them before training: expert dataset check lists them")
-    made = replace(
-        made,
-        columns=columns.used(),
-        unused=columns.unused(seen),
-        has_answers=any(one.turns for one in examples),
-        calls=any(map(has_tools, examples)),
-        headings=_headings(columns, examples),
-        notes=tuple(_notes_on_files(data) if data.is_dir() else ()),
-        warnings=tuple(filter(None, warnings)),
-    )
-    return made, examples
-
-
-def _headings(columns: Columns, examples: Sequence[Example]) -> str:
-    """The headings that are put before the column of the input, in words."""
-    said = "".join(turn.text for one in examples for turn in one.turns if turn.role == "user")
-    put = sorted({f'"{name}:"' for name in INPUT_LABEL.findall(said)}) if columns.input else []
-    return f"; put before the column {columns.input}: {', '.join(put)}" if put else ""
+    lost = f"{unusable}; fix them before training: expert dataset check lists them" if bad else ""
+    turns = [turn for one in examples for turn in one.turns]
+    found = {
+        "columns": columns.used(),
+        "unused": columns.unused(seen),
+        "has_answers": bool(turns),
+        "calls": any(map(has_tools, examples)),
+        "notes": list(_notes_on_files(data)) if data.is_dir() else [],
+        "warnings": list(filter(None, (columns.unused_warning(seen), lost))),
+    }
+    texts = "".join(turn.text for turn in turns if turn.role == "user") if columns.input else ""
+    put = ", ".join(sorted({f'"{name}:"' for name in INPUT_LABEL.findall(texts)}))
+    headings = f"; put before the column {columns.input}: {put}" if put else ""
+    return found, headings, _domain([turn.text for turn in turns if turn.role == "assistant"])
 
 
 def _first_rows(data: Path, encoding: str | None, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
@@ -382,19 +378,13 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
         shutil.copy2(file, copy)
 
 
-def _domain(examples: Sequence[Example]) -> str:
+def _domain(answers: Sequence[str]) -> str:
     """The domain that every answer looks like; text if they do not agree."""
-
-    def is_json(text: str) -> bool:
-        """Whether a text is an object or a list; a bare number or word could be anything."""
-        try:
-            return isinstance(json.loads(text), dict | list)
-        except (ValueError, RecursionError):
-            return False
-
-    answers = [turn.text for one in examples for turn in one.turns if turn.role == "assistant"]
-    looks: dict[str, Callable[[str], object]] = {"json": is_json}
-    looks |= {name: start.match for name, start in _STARTS.items()}
-    return next(
-        (name for name, fits in looks.items() if answers and all(map(fits, answers))), "text"
-    )
+    for name, starts in _STARTS.items():
+        if answers and all(map(starts.match, answers)):
+            return name
+    try:  # a bare number or word could be anything
+        is_json = all(isinstance(json.loads(text), dict | list) for text in answers)
+    except (ValueError, RecursionError):
+        is_json = False
+    return "json" if answers and is_json else "text"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +11,8 @@ from typing import Any
 
 from expert.answer.decoding import CannotSample, DecodingSettings, resolve_decoding
 from expert.answer.writer import AnswerWriter, Tell
-from expert.core.files import read_text
-from expert.data.examples.tools import tool_names, tools_of
-from expert.data.records import Example, RowError, Segment, Turn
+from expert.data.examples.tools import tool_names
+from expert.data.records import Example, Segment, Turn
 from expert.data.template.templates import Template
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import Trained, base_warning, load_trained, pick_device, read_plan
@@ -105,13 +102,12 @@ def load_expert(
     seed: int | None = None,
     device: str = "auto",
     decoding: Mapping[str, Any] | None = None,
-    tools: Path | None = None,
     loading: Callable[[str], None] = lambda what: None,
 ) -> LoadedExpert:
     """Load a trained run; what it cannot answer is refused before loading.
 
     `decoding`: overrides of the manifest's; `plain`: continue prompts as they are, None: decide by
-    the data. `tools`: a file with tools; None: those of the first training row.
+    the data. A run trained on calls is offered the tools of its first row.
     """
     from expert.data.plain_text import FirstRow, trained_on_text
 
@@ -124,15 +120,11 @@ def load_expert(
         raise CannotSample("--system: continued text has no system turn  (put it into the prompt)")
     if not continues and any(not prompt.strip() for prompt in prompts):
         raise CannotSample("--prompt: is empty  (write a question)")
-    offered, tool_notes = "", []
-    if tools is not None:
-        if continues:
-            raise CannotSample("--tools: continued text makes no calls  (leave it out)")
-        offered = read_tools(tools)
-    elif first.tools and not continues:  # a run trained on calls expects some
-        names = ", ".join(tool_names((), first.tools))
-        offered = first.tools
-        tool_notes = [f"asked with the tools of the first row: {names}  (--tools FILE for others)"]
+    offered = "" if continues else first.tools  # a run trained on calls expects some
+    if offered:
+        names = ", ".join(tool_names((), offered))
+        more = "expert serve takes others with each request"
+        notes = [*notes, f"asked with the tools of the first row: {names}  ({more})"]
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_warning(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
@@ -142,7 +134,7 @@ def load_expert(
         plain=continues,
         seed=secrets.randbelow(2**31) if seed is None else seed,
         decoding=how,
-        notes=(*notes, *tool_notes, *([remark] if remark else [])),
+        notes=(*notes, *([remark] if remark else [])),
         tools=offered,
     )
 
@@ -154,25 +146,6 @@ def prompt_text(template: Template, prompt: str, *, plain: bool = False, tools: 
     segments: list[Segment] = template.segments(Example(text=prompt))
     whole = "".join(segment.text for segment in segments)
     return whole[: whole.rindex(prompt) + len(prompt)]  # without the end token of training
-
-
-def read_tools(file: Path) -> str:
-    """The tools in a JSON file: a list of them, or rows with a field `tools`, of the first row."""
-    how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
-    value: object = None
-    try:
-        text = read_text(file)
-        for part in (text, text.lstrip().partition("\n")[0]):
-            with suppress(ValueError, RecursionError):
-                value = json.loads(part)
-                break
-        tools = tools_of(value.get("tools") if isinstance(value, dict) else value, "tools")
-    except (OSError, UnicodeDecodeError, RowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise CannotSample(f"--tools {file}: {why}  ({how})") from None
-    if not tools:
-        raise CannotSample(f"--tools {file}: there are no tools in it  ({how})")
-    return tools
 
 
 class Conversation:

@@ -5,6 +5,7 @@ They can be found only in exactly the rows that the run saw: with one more row, 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,41 +116,71 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     return RestoredSplit(line, trains, prepared)
 
 
+def trained_among(rows: Sequence[Example], run: Run, *, make: bool) -> list[bool]:
+    """Whether a run was trained on each row; TrainedRowsUnknown if that is not known. Without
+    `make`, missing tokens are not made again.
+
+    Rows are written and tokenised as the run's were, and recognised by their tokens: what the model
+    really saw is compared.
+    """
+    import numpy as np
+
+    from expert.data.tokens.row_keys import RowKeys, keys_of_batch
+
+    if DatasetSpec.model_validate(run.plan.data.dataset).streaming:
+        raise TrainedRowsUnknown("its rows were streamed")
+    drawn = restore_split(run, make=make)
+    train, template = drawn.made.train, drawn.line.template
+    known = RowKeys.of(train.open())
+    written: list[list[Segment]] = []
+    for row in rows:
+        try:
+            learn = run.plan.data.train_on_prompt
+            segments = template.segments(row, learn_prompt=learn) if template else None
+            written.append(list(segments or [Segment(row.text, learn=True)]))
+        except TemplateError:  # what a template cannot write was never trained on
+            written.append([Segment("", False)])
+    keys = keys_of_batch(drawn.line.encoder.encode(written)).whole
+    return list(np.isin(keys, known.whole[np.unique(train.index.piece_document)]))
+
+
 def refuse_rows_baseline_trained_on(
     judged: Sequence[Example], name: str, run: Run, other: Run
 ) -> None:
     """Raise NoTestSet if the baseline may have been trained on rows that the run held out."""
-    ours, theirs = trained_rows(run.folder), trained_rows(other.folder)
-    if theirs.same_as(ours):
+    if trained_rows(other.folder).same_as(trained_rows(run.folder)):
         return
     where = f"{other.folder.path}: the baseline"
     remedy = "name rows that neither run was trained on with --test-set FILE"
     try:
-        known = _trained_among(frozenset(judged), other)
+        known = trained_among(judged, other, make=True)
     except (TrainedRowsUnknown, ExpertError, OSError) as error:
         raise NoTestSet(
             f"{where} may have been trained on the rows it would be judged by ({name}): "
             f"{error}  ({remedy}, or restore the data as it was)"
         ) from error
     # A row that occurs twice may be both trained on and held out; that applies to the run, too.
-    known -= _trained_among(known, run) if known else frozenset()
-    if known:
-        count = sum(example in known for example in judged)
+    ours = trained_among(judged, run, make=True) if any(known) else known
+    if count := sum(map(operator.gt, known, ours)):
         raise NoTestSet(
             f"{where} was trained on {count} of the {len(judged)} rows it would be judged by "
             f"({name})  ({remedy}, or compare with a run that held out the same ones)"
         )
 
 
-def _trained_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
-    """The judged rows that the run was trained on."""
-    drawn = restore_split(run)
-    return judged & {
-        example
-        for group, columns in drawn.rows_of(drawn.made.train)
-        for _, example in rows_with_examples(group, columns)
-        if not isinstance(example, BadRow)
-    }
+def trained_cases(
+    rows: Iterable[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
+) -> tuple[frozenset[str], str]:
+    """The ids of the cases trained on, and a note with the reason if that is unknown."""
+    asked = [row for row in rows if row[0]]
+    if not asked or run.plan.model.name == CHAR_GPT:
+        return frozenset(), ""
+    try:
+        found = trained_among([example for _, example in asked], run, make=make)
+    except (TrainedRowsUnknown, ExpertError, OSError) as why:
+        return frozenset(), f"unknown whether the run was trained on these cases: {why}"
+    trained = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
+    return frozenset(case.id for cases in trained for case in cases), ""
 
 
 def rows_with_examples(
@@ -161,42 +192,3 @@ def rows_with_examples(
         example = row if isinstance(row, BadRow) else example_of(row, columns)
         if not isinstance(example, Dropped):
             yield row, example
-
-
-def trained_cases(
-    rows: Iterable[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
-) -> tuple[frozenset[str], str]:
-    """The ids of the cases trained on, and a note with the reason if that is unknown. Without
-    `make`, missing tokens are not made again.
-
-    Cases are written and tokenised as the run's rows were, and recognised by their tokens: what the
-    model really saw is compared.
-    """
-    import numpy as np
-
-    from expert.data.tokens.row_keys import RowKeys, keys_of_batch
-
-    asked = [row for row in rows if row[0]]
-    spec = DatasetSpec.model_validate(run.plan.data.dataset)
-    if not asked or run.plan.model.name == CHAR_GPT:
-        return frozenset(), ""
-    try:
-        if spec.streaming:
-            raise TrainedRowsUnknown("its rows were streamed")
-        drawn = restore_split(run, make=make)
-        train = drawn.made.train
-        known = RowKeys.of(train.open())
-        template, prompt_too = drawn.line.template, run.plan.data.train_on_prompt
-        assert template is not None, "the character model has no turns"
-        written: list[list[Segment]] = []
-        for _, example in asked:
-            try:
-                written.append(list(template.segments(example, learn_prompt=prompt_too)))
-            except TemplateError:  # what a template cannot write was never trained on
-                written.append([Segment("", False)])
-        keys = keys_of_batch(drawn.line.encoder.encode(written)).whole
-    except (TrainedRowsUnknown, ExpertError, OSError) as why:
-        return frozenset(), f"unknown whether the run was trained on these cases: {why}"
-    found = np.isin(keys, known.whole[np.unique(train.index.piece_document)])
-    trained = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
-    return frozenset(case.id for cases in trained for case in cases), ""

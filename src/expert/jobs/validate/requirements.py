@@ -10,7 +10,7 @@ from expert.core.errors import ExpertError
 from expert.core.stored_json import read_object
 from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import TestSet
-from expert.judging.domain import OPEN, TEXT, domain_of, kind_of_answers
+from expert.judging.domain import OPEN, TEXT, domain_of, is_strict, kind_of_answers
 from expert.judging.gate import GateRequirements
 from expert.judging.judge_command import JudgeCommand, JudgeError
 from expert.judging.oracles.oracle import oracle_for
@@ -36,6 +36,8 @@ class JudgeChoice:
     compares_with_base: bool
     """The loss on the rows is compared with the base's."""
     demands: GateRequirements
+    strict: bool
+    """A Markdown fence around an answer makes it wrong."""
 
     def settings(self) -> dict[str, Any]:
         """The requirements for validation.json: those that do not apply are None."""
@@ -46,7 +48,7 @@ class JudgeChoice:
             found |= dict.fromkeys(OF_OPEN_TEXT)
         if self.judge is None:
             found["min_score"] = None
-        return found
+        return {**found, "strict": self.strict}
 
 
 def check_requirements(asked: Mapping[str, Any]) -> JudgeCommand | None:
@@ -82,7 +84,6 @@ def choose_judge(
     judge = check_requirements(asked)
     whole = test.part_of or test  # a part is judged as the whole would be
     cases = whole.every_case
-    undecided = [case.expected for case in cases if not case.domain]
     tags = read_object(run.folder.manifest).get("capabilities")
     written = domain_of(tags if isinstance(tags, list) else (), run.plan.decoding)
     name, because = TEXT, "every case names its own" if cases else "there is no answer to judge"
@@ -92,7 +93,7 @@ def choose_judge(
         name, because = whole.domain, f"{whole.name} names its domain"
     elif written:
         name, because = written, "the manifest names it (decoding or capabilities)"
-    elif undecided:
+    elif undecided := [case.expected for case in cases if not case.domain]:
         name, because = kind_of_answers(undecided)
     kinds = {case.domain or name for case in cases}
     for each in {name, *kinds}:
@@ -108,25 +109,21 @@ def choose_judge(
         demands=GateRequirements(
             **{key: given[key] for key in GateRequirements.__annotations__ if key in given}
         ),
+        strict=is_strict(run.plan.decoding),
     )
+    option, why = "", choice.because if cases else "the rows have no answers to judge"
     if not cases and judge is not None:
-        raise CannotValidate(
-            f"--judge-command: {test.name}: the rows have no answers to judge  (leave it out, or "
-            "name rows with answers with --test-set FILE)"
-        )
-    if given.get("min_accuracy") and not choice.has_judged_answers:
-        why = choice.because if cases else "the rows have no answers to judge"
-        raise CannotValidate(
-            f"--min-accuracy: {test.name}: no accuracy is measured: {why}  (require --min-score of "
-            "a judge command, --min-improvement of open text, or compare with --baseline)"
-        )
-    if of_open_text and (not choice.compares_with_base or run.plan.model.name == CHAR_GPT):
-        why = "the answers are judged differently: " + choice.because
+        option, fix = "--judge-command", "leave it out, or name rows with answers with --test-set"
+    elif given.get("min_accuracy") and not choice.has_judged_answers:
+        option, fix = "--min-accuracy", "require --min-score of a judge command, or "
+        fix += "--min-improvement of open text, or compare with --baseline"
+        why = f"no accuracy is measured: {why}"
+    elif of_open_text and (not choice.compares_with_base or run.plan.model.name == CHAR_GPT):
+        option = " and ".join(f"--{key.replace('_', '-')}" for key in of_open_text)
+        fix = "leave it out, or judge the answers as open text with --domain open"
+        why = f"is for open text, compared with its base: {why}"
         if run.plan.model.name == CHAR_GPT:
             why = "the character model is trained from scratch, there is no base to compare with"
-        flags = " and ".join(f"--{key.replace('_', '-')}" for key in of_open_text)
-        raise CannotValidate(
-            f"{flags}: {test.name}: is for open text, compared with its base: {why}  (leave it "
-            "out, or judge the answers as open text with --domain open)"
-        )
+    if option:
+        raise CannotValidate(f"{option}: {test.name}: {why}  ({fix})")
     return choice

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from expert.data.prepared import PreparedSplit
 from expert.data.records import BadRow, Example, Row, Segment
@@ -20,77 +20,37 @@ if TYPE_CHECKING:
     from expert.training.evaluation import EvalResult
 
 
-Tell = Callable[[int, int], None]
-"""Called with the number of finished answers or rows, and the total."""
-Note = Callable[[str], None]
-"""Called with a remark for the user."""
-
-
-class BatchSums(NamedTuple):
-    loss_sum: float
-    correct: int
-    targets: int
-    examples: int
-
-
-def mean_losses(sums: Iterable[BatchSums]) -> EvalResult:
-    """Means over all target tokens of all batches, summed in order; every token counts the same."""
-    sums = list(sums)
-    from expert.training.evaluation import mean_metrics
-
-    loss_sum, correct, targets, examples = 0.0, 0, 0, 0
-    for each in sums:  # Python 3.12's sum rounds differently from a device
-        loss_sum += each.loss_sum
-        correct += each.correct
-        targets += each.targets
-        examples += each.examples
-    found = mean_metrics(loss_sum, correct, targets=targets, examples=examples)
-    single = all(each.examples == 1 for each in sums)
-    return replace(found, row_losses=tuple(each.loss_sum for each in sums) if single else ())
-
-
-def batch_sums(
+def row_losses(
     trained: Trained,
     examples: Sequence[Example],
     *,
     one_by_one: bool = False,
-    place: int = 0,
-    of: int = 1,
-    tell: Tell = lambda done, of: None,
-    note: Note = lambda text: None,
-) -> list[BatchSums]:
-    """The sums of every batch of the rows. Each of several processes takes every `of`-th batch,
-    starting at `place`: the batches are those of one process, so the sums are equal, too."""
-    import numpy as np
-
-    from expert.data.feed.order import micro_batches
-    from expert.data.feed.run_data import evaluation_order, split_batches
+    tell: Callable[[int, int], None] = lambda done, of: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> EvalResult:
+    """Means over all target tokens of the rows, every token weighted equally. `one_by_one`: with
+    the loss of each row. `tell` gets the finished rows and their number, `note` remarks."""
+    from expert.data.feed.run_data import split_batches
     from expert.model.attention import disable_failed_cudnn
     from expert.model.device_memory import is_out_of_memory
-    from expert.training.evaluation import evaluate
+    from expert.training.evaluation import EvalSums, evaluate, mean_metrics
     from expert.training.objectives.next_token import NextToken
 
     plan = trained.plan
     # One row per sequence: the loss is the same as packed, and one kernel works on every machine.
     alone = plan.model_copy(update={"data": plan.data.model_copy(update={"packing": "none"})})
     rows = 1 if one_by_one else plan.batch.eval_batch
+    found: list[EvalSums | None] = []
     with (
         tempfile.TemporaryDirectory(prefix="expert-rows-") as folder,
         _evaluating(trained) as loaded,
     ):
         split = _prepared(trained, examples, Path(folder))
-        every = micro_batches(evaluation_order(alone, split.index), rows)
-        own = np.concatenate([np.empty(0, dtype=np.int64), *every[place::of]])
-        if not len(own):
-            return []
         engine = evaluation_engine(loaded, trained.device)
-        found: list[Any] = []
         while True:
+            found, done = [], 0
             try:
-                found, done = [], 0
-                with split_batches(
-                    alone, split, rows=rows, device=trained.device, bins=own
-                ) as batches:
+                with split_batches(alone, split, rows=rows, device=trained.device) as batches:
                     for batch in batches:
                         found.append(evaluate(engine, NextToken(), [batch]))
                         done += batch.counts.examples
@@ -104,16 +64,19 @@ def batch_sums(
                 else:
                     raise
         del split  # its tokens are mapped from the folder that is removed
-    return [
-        BatchSums(
-            each.sums["loss"].item(),
-            int(each.sums["correct"].item()),
-            each.weight,
-            each.examples,
-        )
-        for each in found
-        if each is not None
-    ]
+    sums = [each for each in found if each is not None]
+    losses = [float(each.sums["loss"].item()) for each in sums]
+    total = 0.0
+    for loss in losses:  # Python 3.12's sum rounds differently from a device
+        total += loss
+    means = mean_metrics(
+        total,
+        sum(int(each.sums["correct"].item()) for each in sums),
+        targets=sum(each.weight for each in sums),
+        examples=sum(each.examples for each in sums),
+    )
+    single = one_by_one and all(each.examples == 1 for each in sums)
+    return replace(means, row_losses=tuple(losses)) if single else means
 
 
 @contextmanager

@@ -31,55 +31,18 @@ class SavedVerdict:
     checkpoint: str = ""
     test_set: str = ""
     """Of the whole set, if only a part was judged."""
-    cases: int | None = None
-    of: int | None = None
-    """Cases of the whole set, if only a part was judged."""
+    count: int | None = None
+    """The cases; for plain text, which has none, the rows."""
+    words: str = ""
+    """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), a part of 36`."""
     accuracy: float | None = None
-    interval: tuple[float, float] | None = None
     learnt: Mapping[str, Any] = field(default_factory=dict)
-    loss: float | None = None
-    """On the rows."""
-    examples: int | None = None
-    """Rows that the loss is of."""
-    asked: float | None = None
-    """The accuracy that the gate required."""
     demands: tuple[str, ...] = ()
     """All requirements, in words."""
-    base_loss: float | None = None
-    """Of the base on the same rows, if open text was compared with it."""
     baseline: str = ""
     """The baseline and its accuracy, in words."""
-    token_accuracy: float | None = None
-    mean_score: float | None = None
-    """Of a judge command."""
     outdated: str = ""
     """Why it does not apply to the present weights; "" if it does."""
-
-    @property
-    def count(self) -> int | None:
-        """The cases; for plain text, which has none, the rows."""
-        return self.examples if self.cases == 0 else self.cases
-
-    def in_words(self) -> str:
-        """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), a part of 36`."""
-        if self.cases is None:
-            return ""
-        known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
-        if not self.cases:
-            return f"{known}; no answer was judged: the rows have no answers"
-        cases = counted(self.cases, "case")
-        part = f", a part of {self.of}" if self.of is not None else ""
-        if self.mean_score is not None:
-            return f"mean score {self.mean_score:.3g} of {cases}{part}"
-        if self.accuracy is None and self.base_loss is not None:
-            right = f", token accuracy {self.token_accuracy:.1%}" if self.token_accuracy else ""
-            return f"open text: {known}, the base's {loss(self.base_loss)}{right} ({cases}{part})"
-        text = cases if self.accuracy is None else f"accuracy {self.accuracy:.1%} of {cases}"
-        if self.interval is not None:
-            text += f" (95 % interval {self.interval[0]:.1%} to {self.interval[1]:.1%})"
-        if self.asked is not None and self.passed and self.asked < MIN_ACCURACY:
-            part += f", asked for at least {self.asked * 100:g}%"
-        return text + part
 
 
 def read_verdict(folder: RunFolder) -> SavedVerdict | None:
@@ -91,49 +54,63 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
     try:
         found = read_object(folder.validation)
         gate, part = found["gate"], found.get("partial") or {}
-        rows, settings = found.get("rows") or {}, found.get("settings") or {}
-        rows = found.get("new_rows") or rows  # what the gate counted
-        ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
+        rows = found.get("new_rows") or found.get("rows") or {}  # what the gate counted
         reasons = "; ".join(map(str, gate.get("reasons") or ()))
         is_open = gate["passed"] is None and (bool(reasons) or cases == [])
         other = found.get("baseline") or {}
         theirs = other.get("accuracy")
+        asked = (found.get("settings") or {}).get("min_accuracy")
+        asked = None if asked is None else float(asked)
         return SavedVerdict(
             passed=None if is_open else gate["passed"] is True,
             reasons=reasons or "no reason is given",
             undecided=is_open and bool(reasons),
             checkpoint=str(found.get("checkpoint") or ""),
             test_set=str(part.get("test_set") or found.get("test_set") or ""),
-            cases=None if cases is None else len(cases),
-            of=int(part["of"]) if part else None,
+            count=rows.get("examples") if not cases else len(cases),
+            words="" if cases is None else _in_words(found, rows, len(cases), asked),
             accuracy=found.get("accuracy"),
-            interval=(float(ends[0]), float(ends[1])) if ends else None,
             learnt=found.get("learnt") or {},
-            loss=rows.get("loss"),
-            examples=rows.get("examples"),
-            asked=None if asked is None else float(asked),
             demands=tuple(map(str, (found.get("asked") or {}).get("for") or ())),
-            base_loss=(found.get("base") or {}).get("loss"),
             baseline="" if theirs is None else f"{theirs:.1%} ({other.get('checkpoint')})",
-            token_accuracy=rows.get("token_accuracy"),
-            mean_score=found.get("mean_score"),
             outdated=outdated(found, folder),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return SavedVerdict(passed=False, reasons="the file cannot be read")
 
 
+def _in_words(
+    found: Mapping[str, Any], rows: Mapping[str, Any], count: int, asked: float | None
+) -> str:
+    """The result of a validation on this many cases, of which this accuracy was required."""
+    known = f"loss {loss(rows['loss'])}" if rows.get("loss") is not None else "no loss"
+    if not count:
+        return f"{known}; no answer was judged: the rows have no answers"
+    cases = counted(count, "case")
+    part = f", a part of {int(found['partial']['of'])}" if found.get("partial") else ""
+    accuracy, base = found.get("accuracy"), (found.get("base") or {}).get("loss")
+    if found.get("mean_score") is not None:
+        return f"mean score {found['mean_score']:.3g} of {cases}{part}"
+    if accuracy is None and base is not None:
+        right = f", token accuracy {rows['token_accuracy']:.1%}" if rows["token_accuracy"] else ""
+        return f"open text: {known}, the base's {loss(base)}{right} ({cases}{part})"
+    text = cases if accuracy is None else f"accuracy {accuracy:.1%} of {cases}"
+    if ends := found.get("interval"):
+        text += f" (95 % interval {ends[0]:.1%} to {ends[1]:.1%})"
+    if asked is not None and found["gate"]["passed"] and asked < MIN_ACCURACY:
+        part += f", asked for at least {asked * 100:g}%"
+    return text + part
+
+
 def validation_file(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, str]:
     """The file to write a validation to, and a note about it: a part of the cases does not replace
     a verdict on more of the same cases for the same checkpoint."""
-    before = read_verdict(folder)
-    whole = test.part_of
+    before, whole = read_verdict(folder), test.part_of
     if whole is None or before is None or before.count is None or before.outdated:
         return folder.validation, ""
-    other = before.checkpoint != choice.name or before.test_set != whole.name
-    if other or before.count <= test.count:
+    same = (before.checkpoint, before.test_set) == (choice.name, whole.name)
+    if not same or before.count <= test.count:
         return folder.validation, ""
-    what = "judged {} of these cases" if before.cases else "looked at {} of these rows"
-    note = f"{folder.validation.name}, which {what.format(before.count)}, is kept"
+    note = f"{folder.validation.name}, which judged {before.count} of these cases, is kept"
     return folder.path / PARTIAL, note

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from expert.core.files import read_json
 from expert.core.rundir import RunFolder
 from expert.core.text import counted
 from expert.data.examples.column_survey import survey_rows
@@ -24,13 +25,16 @@ from expert.jobs.validate.held_out import (
     restore_split,
     rows_with_examples,
 )
-from expert.judging.cases import OWN_KEYS, Case, is_case_file, read_case_file
+from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS, CallMarks, check_of, marks_of
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.run_plan import RunPlan
 from expert.run.stored.locate import start_of
 
 CASE_FILE = "test_cases.json"
+CASES_VERSION = 1
+_OWN_KEYS = frozenset({"id", "task", "expected", "check", "domain"})
+"""Keys of a case that are not part of the prompt."""
 SHOWN_BAD_ROWS = 3
 _PROMPT_ROLES = ("user", "tool")
 """Roles that are followed by an answer."""
@@ -108,8 +112,8 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
     if named is not None:
         if not named.exists():
             raise NoTestSet(f"--test-set {named}: there is no such file")
-        if is_case_file(named):
-            return _of_cases(named)
+        if (found := _cases_in(named)) is not None:
+            return _of_cases(named, found)
         source = resolve_sources(DatasetSpec(path=str(named.resolve())), named.parent).train
         assert source is not None
         try:
@@ -127,12 +131,13 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
     sources = resolve_sources(spec, place)
     for split in ("test", "validation"):
         tasks = [getattr(task, split) for task in sources.tasks]
-        found = [source for source in tasks or [getattr(sources, split)] if source is not None]
-        if found:
-            names = ", ".join(source.name for source in found)
-            return _of_sources(found, spec, f"{split} rows: {names}")
-        if split == "test" and (place / CASE_FILE).is_file():
-            return _of_cases(place / CASE_FILE)
+        own = [source for source in tasks or [getattr(sources, split)] if source is not None]
+        if own:
+            names = ", ".join(source.name for source in own)
+            return _of_sources(own, spec, f"{split} rows: {names}")
+        file = place / CASE_FILE
+        if split == "test" and file.is_file():
+            return _of_cases(file, _cases_in(file) or {})
     return _of_split(run, spec)
 
 
@@ -149,16 +154,35 @@ def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path |
     return folder_of_paths(plan, spec, *above, *started)
 
 
-def _of_cases(path: Path) -> TestSet:
+def _cases_in(path: Path) -> Mapping[str, Any] | None:
+    """A test_cases.json: a .json object with a list of cases; None for a file of rows."""
+    if path.suffix.lower() != ".json":
+        return None
+    try:
+        found = read_json(path)
+    except (OSError, ValueError, RecursionError):
+        return None  # reading it as rows reports the error
+    return found if isinstance(found, dict) and isinstance(found.get("cases"), list) else None
+
+
+def _of_cases(path: Path, found: Mapping[str, Any]) -> TestSet:
     """A test_cases.json; its cases are read like training rows of instruction, input and output."""
-    domain, cases = read_case_file(path)
+    cases, version = found.get("cases") or [], found.get("version", CASES_VERSION)
+    if version != CASES_VERSION or not cases or not all(isinstance(case, dict) for case in cases):
+        raise NoTestSet(
+            f"{path}: is not a file of cases  (an object with version {CASES_VERSION} and a list "
+            "of cases, which are objects)"
+        )
     rows = []
     for number, case in enumerate(cases, 1):
-        asked = {key: value for key, value in case.items() if key not in OWN_KEYS}
+        if not set(case) - _OWN_KEYS:
+            raise NoTestSet(f"{path}: case {number} asks nothing  (write instruction, and input)")
+        asked = {key: value for key, value in case.items() if key not in _OWN_KEYS}
         facts = {key: case[key] for key in ("id", "task", "check", "domain") if key in case}
-        rows.append(Row({**asked, "output": case["expected"], **facts}, str(path), number))
+        rows.append(Row({**asked, "output": case.get("expected"), **facts}, str(path), number))
     spec = DatasetSpec(path="cases", json_values=True)
     columns = detect_source_columns(survey_rows(rows), spec)
+    domain = str(found.get("domain") or "")
     return _of_rows([(rows, columns)], spec, str(path), domain=domain)
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.decoding import DecodingSettings, resolve_decoding
 from expert.answer.writer import Answer
 from expert.core.rundir import weights_hash
-from expert.jobs.launch.cards import choose_cards
 from expert.jobs.validate.held_out import Run, refuse_rows_baseline_trained_on, trained_cases
-from expert.jobs.validate.models import ValidatedModel, models_on_cards
 from expert.jobs.validate.requirements import (
     CannotValidate,
     JudgeChoice,
     check_requirements,
     choose_judge,
 )
+from expert.jobs.validate.row_losses import row_losses
 from expert.jobs.validate.saved_verdict import validation_file
 from expert.jobs.validate.test_sets import (
     TestSet,
@@ -29,28 +29,26 @@ from expert.jobs.validate.test_sets import (
     find_test_set,
     with_rendered_answers,
 )
-from expert.jobs.validate.validation import (
-    CheckpointResult,
-    Judged,
-    Validation,
-    notes_on,
-)
-from expert.judging.answers import normalised, unfenced
-from expert.judging.domain import is_strict
+from expert.jobs.validate.validation import CheckpointResult, Judged, Validation, notes_on
 from expert.judging.gate import MAX_REGRESSION, MIN_NEW_CASES, ModelResult, evaluate_gate
 from expert.judging.judge_command import score_all
 from expert.judging.judge_pool import judge_all
 from expert.judging.oracles.oracle import Judgement, wrong
 from expert.judging.oracles.text import OPEN_KIND
 from expert.judging.score import compare
-from expert.planning.machine.machine import describe_machine
 from expert.run.stored.choose_checkpoint import BASE, Choice, choose, states
-from expert.run.stored.load import base_warning, read_plan
+from expert.run.stored.load import (
+    Trained,
+    base_warning,
+    load_base,
+    load_trained,
+    pick_device,
+    read_plan,
+)
 from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
     from expert.judging.cases import Case
-    from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
@@ -59,48 +57,8 @@ ALL = "all"
 
 Tell = Callable[[str, int, int], None]
 """Called with the current task, progress and total; the total is 0 if unknown."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Task:
-    """What every model of a validation is asked, and how."""
-
-    test: TestSet
-    judging: JudgeChoice
-    strict: bool
-    decoding: DecodingSettings
-    model: ValidatedModel
-    tell: Tell
-    seed: int = 0
-    learnt: frozenset[str] = frozenset()
-    """Ids of the cases that the run was trained on."""
-    notes: list[str] = field(default_factory=list)
-    """Made meanwhile."""
-
-    def load(self, run: Run, choice: Choice | None) -> None:
-        """Load a state of a run, or its base."""
-        name = f"and {choice.name}" if choice is not None else "alone"
-        self.tell(f"loading {run.plan.model.name} {name}", 0, 0)
-        self.model.load(run, choice)
-
-    def losses(self) -> tuple[EvalResult, EvalResult | None]:
-        """Loss on all rows, and on those not trained on, if the loss decides and some of the rows
-        were trained on."""
-        rows = self.test.examples
-        pairs = zip(rows, self.test.cases, strict=True)
-        new = [row for row, own in pairs if not any(case.id in self.learnt for case in own)]
-        enough = min(MIN_NEW_CASES, len(rows)) <= len(new) < len(rows)
-        tell, note = self.telling("loss on held-out rows"), self.notes.append
-        single = self.judging.compares_with_base  # by the difference of each row
-        every = self.model.losses(rows, one_by_one=single, tell=tell, note=note)
-        if not (single and enough):
-            return every, None
-        return every, self.model.losses(new, one_by_one=single, tell=tell, note=note)
-
-    def telling(self, what: str) -> Callable[[int, int], None]:
-        """Report the progress of a part of the work on the present model."""
-        name = self.model.name
-        return lambda done, of: self.tell(f"{name}: {what}", done, of)
+Note = Callable[[str], None]
+"""Called with a remark for the user."""
 
 
 def validate(
@@ -115,15 +73,13 @@ def validate(
     limit: int | None = None,
     seed: int = 0,
     device: str = "auto",
-    gpus: str | None = None,
     tell: Tell = lambda what, done, of: None,
     **requirements: Any,
 ) -> Validation:
     """Judge an expert by rows it was not trained on, and write validation.json into its run folder.
 
     `expert`: a run folder, a folder of runs, or a manifest's folder, whose newest run is used.
-    `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all". `gpus`:
-    "all", a number of cards, or a list such as "0,2"; a process on each does a share.
+    `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
 
     `requirements`: `min_accuracy`, 0.95 by default; it does not apply to rows without answers. Open
     text is compared with its base by loss and token accuracy: `min_improvement`, as a share of the
@@ -131,6 +87,7 @@ def validate(
     answers (see expert.judging.judge_command) within `judge_seconds`; `min_score` is the required
     mean.
     """
+    # What can be refused is refused before anything is loaded.
     asked = {"max_regression": max_regression, **requirements}
     unknown = [name for name in requirements if name not in REQUIREMENTS]
     if unknown:
@@ -142,20 +99,14 @@ def validate(
     if limit is not None and limit < 1:
         raise CannotValidate(f"limit: got {limit}, expected a whole number of at least 1")
     check_requirements(asked)
-    opening: AbstractContextManager[ValidatedModel]
-    if gpus is None:
-        opening = nullcontext(ValidatedModel(device))
-    else:  # a process for each card; missing cards are refused immediately
-        cards = choose_cards(gpus, describe_machine(), device=device, env=os.environ)
-        opening = models_on_cards(cards.environment_per_card(os.environ), device)
-    began, run = time.monotonic(), _run_at(expert)
+    began, run, computes_on = time.monotonic(), _run_at(expert), pick_device(device)
     if not os.access(run.folder.path, os.W_OK):
         raise CannotValidate(
             f"{run.folder.path}: is read-only, and the verdict is written there  (copy the run to "
             "another folder, and name that)"
         )
     other, others_choice = None, None
-    if baseline is not None and str(baseline) != BASE:  # found before anything is loaded
+    if baseline is not None and str(baseline) != BASE:
         other = _run_at(baseline)
         others_choice = choose(other.folder, other.plan.watch.packaging_checkpoint)
     chosen = choose(run.folder, checkpoint or run.plan.watch.packaging_checkpoint)
@@ -166,29 +117,37 @@ def validate(
     if other is not None and test.drawn:
         tell("reading which rows the baseline was trained on", 0, 0)
         refuse_rows_baseline_trained_on(test.examples, test.name, run, other)
-    judging = choose_judge(run, test, domain, asked)
-    with opening as model:
-        pairs = zip(test.cases, test.examples, strict=True)
-        learnt, unknown_rows = trained_cases(pairs, run, make=test.drawn)
-        task = _task(run, test, judging, model=model, tell=tell, seed=seed, learnt=learnt)
-        result = _evaluate_checkpoint(run, chosen, task)
-        every = [choose(run.folder, name) for name in states(run.folder)] if checkpoints else []
-        compared = tuple(
-            result if each.path == chosen.path else _evaluate_checkpoint(run, each, task)
-            for each in every
-        )
-        before = None
-        if baseline is not None:
-            before = _evaluate_checkpoint(other or run, others_choice, task)
-        base = before if before is not None and before.name == BASE else None
-        losses = (base.rows, base.new_rows) if base is not None else None
-        if judging.compares_with_base and losses is None:
-            task.load(run, None)  # for its loss: it generates nothing
-            losses = task.losses()
-        base_rows = losses[1] or losses[0] if losses and judging.compares_with_base else None
-    file, kept = validation_file(run.folder, chosen, test)
+    judging, decoding = choose_judge(run, test, domain, asked), resolve_decoding(run.plan, {})[0]
+    pairs = zip(test.cases, test.examples, strict=True)
+    learnt, unknown_rows = trained_cases(pairs, run, make=test.drawn)
     notes = notes_on(test.every_case, judging.domain, left_out=test.left_out)
-    rows = {each.case.id: each.row for each in result.cases}
+
+    def load(of: Run, choice: Choice | None) -> Trained:
+        """A state of a run, or its base."""
+        name = f"and {choice.name}" if choice is not None else "alone"
+        tell(f"loading {of.plan.model.name} {name}", 0, 0)
+        if choice is None:
+            return load_base(of.plan, device=computes_on)
+        return load_trained(of.folder, of.plan, choice, device=computes_on)
+
+    def result_of(of: Run, choice: Choice | None) -> CheckpointResult:
+        how: dict[str, Any] = {"learnt": learnt, "tell": tell, "note": notes.append}
+        trained = load(of, choice)
+        result, answers = answer_rows(of, trained, test, judging, decoding, seed=seed, **how)
+        del trained  # judging, and the next model, take memory of their own
+        gc.collect()
+        return replace(result, cases=judge_answers(result.name, answers, judging, **how))
+
+    result = result_of(run, chosen)
+    every = [choose(run.folder, name) for name in states(run.folder)] if checkpoints else []
+    compared = [result if each.path == chosen.path else result_of(run, each) for each in every]
+    before = result_of(other or run, others_choice) if baseline is not None else None
+    base_rows = None
+    if judging.compares_with_base and before is not None and before.name == BASE:
+        base_rows = before.new_rows or before.rows
+    elif judging.compares_with_base:  # its loss alone: it generates nothing
+        both = _losses(load(run, None), test, judging, learnt, tell, notes.append)
+        base_rows = both[1] or both[0]
     of_base = None
     if base_rows is not None:
         of_base = ModelResult(
@@ -196,6 +155,8 @@ def validate(
             token_accuracy=base_rows.token_accuracy,
             row_losses=base_rows.row_losses,
         )
+    rows = {each.case.id: each.row for each in result.cases}
+    file, kept = validation_file(run.folder, chosen, test)
     done = Validation(
         folder=run.folder.path,
         expert=run.plan.expert,
@@ -212,19 +173,18 @@ def validate(
         ),
         because=judging.because,
         judge=judging.judge.command if judging.judge is not None else "",
-        checkpoints=compared,
+        checkpoints=tuple(compared),
         # Everything besides the expert and the rows that decides the outcome.
         settings={
             **judging.settings(),
-            "decoding": asdict(task.decoding),
+            "decoding": asdict(decoding),
             "seed": seed,
             "limit": limit,
-            "strict": task.strict,
-            "device": model.device,
+            "device": str(computes_on),
         },
         partial=test.partial,
         file=file,
-        notes=tuple(filter(None, (*notes, *task.notes, remark, unknown_rows, kept))),
+        notes=tuple(filter(None, (*notes, remark, unknown_rows, kept))),
         seconds=time.monotonic() - began,
     )
     run.folder.write_json(file.name, done.as_dict())
@@ -237,99 +197,121 @@ REQUIREMENTS = (
 )
 
 
-def evaluate_model(run: Run, trained: Trained, test: TestSet, *, tell: Tell) -> CheckpointResult:
-    """The results of a loaded model on rows of its run: no gate, nothing written."""
-    model = ValidatedModel(trained=trained)
-    task = _task(run, test, choose_judge(run, test, None, {}), model=model, tell=tell)
-    return _evaluate(str(run.folder.path), task)
-
-
 def _run_at(expert: str | Path | None) -> Run:
     folder, beside = find_expert(Path(expert) if expert is not None else None, "finished")
     plan = read_plan(folder)
     return Run(folder, plan, data_folder(folder, plan, beside))
 
 
-def _task(run: Run, test: TestSet, judging: JudgeChoice, **more: Any) -> _Task:
-    how, _ = resolve_decoding(run.plan, {})  # its note is about characters
-    strict = is_strict(run.plan.decoding)
-    return _Task(test=test, judging=judging, strict=strict, decoding=how, **more)
+def _losses(
+    trained: Trained,
+    test: TestSet,
+    judging: JudgeChoice,
+    learnt: frozenset[str],
+    tell: Tell,
+    note: Note,
+) -> tuple[EvalResult, EvalResult | None]:
+    """Loss on all rows, and on those not trained on, if the loss decides and some of the rows were
+    trained on."""
+    rows, single = test.examples, judging.compares_with_base  # by the difference of each row
+    told = partial(tell, f"{trained.choice.name}: loss on held-out rows")
+    losses = partial(row_losses, trained, one_by_one=single, tell=told, note=note)
+    pairs = zip(rows, test.cases, strict=True)
+    new = [row for row, own in pairs if not any(case.id in learnt for case in own)]
+    enough = min(MIN_NEW_CASES, len(rows)) <= len(new) < len(rows)
+    return losses(rows), losses(new) if single and enough else None
 
 
-def _evaluate_checkpoint(run: Run, choice: Choice | None, task: _Task) -> CheckpointResult:
-    task.load(run, choice)
-    return _evaluate(str(run.folder.path), task)
+def answer_rows(
+    run: Run,
+    trained: Trained,
+    test: TestSet,
+    judging: JudgeChoice,
+    decoding: DecodingSettings,
+    *,
+    seed: int = 0,
+    learnt: frozenset[str] = frozenset(),
+    tell: Tell = lambda what, done, of: None,
+    note: Note = lambda text: None,
+) -> tuple[CheckpointResult, list[tuple[Case, Answer]]]:
+    """The losses of a loaded model on rows, and its answers to their cases, still to be judged.
+    `learnt`: ids of the cases that were trained on."""
+    from expert.answer.engine import answer_all
 
-
-def _evaluate(run: str, task: _Task) -> CheckpointResult:
-    """Loss on the rows, answers to the cases, and their judgements."""
-    model, name, judge = task.model, task.model.name, task.judging.judge
-    if task.test.every_case and model.template is None:
+    name, template = trained.choice.name, trained.template
+    if test.every_case and template is None:
         raise CannotValidate(
-            f"{run}: the character model only continues text, and the rows are "
-            f"conversations ({task.test.name})  (name a text file with --test-set FILE)"
+            f"{run.folder.path}: the character model only continues text, and the rows are "
+            f"conversations ({test.name})  (name a text file with --test-set FILE)"
         )
-    rows, new_rows = task.losses()
-    began, asked, answers = time.monotonic(), task.test.asked(), []
+    rows, new_rows = _losses(trained, test, judging, learnt, tell, note)
+    asked, answers = test.asked(), list[Answer]()
     if asked:
-        answers = model.answers(
+        answers = answer_all(
+            trained,
             [replace(example, turns=example.turns[:-1]) for _, example in asked],
-            task.decoding,
-            task.seed,
-            tell=task.telling("answering"),
-            note=task.notes.append,
+            decoding,
+            seed=seed,
+            tell=partial(tell, f"{name}: answering"),
+            note=note,
         )
-    seconds = time.monotonic() - began
-    cases = with_rendered_answers(asked, model.template) if model.template else []
-    model.unload()  # judging takes memory of its own
-    said = [_judged_text(*pair) for pair in zip(cases, answers, strict=True)]
+    result = CheckpointResult(
+        name=name,
+        run=str(run.folder.path),
+        step=trained.choice.step,
+        rows=rows,
+        new_rows=new_rows,
+        cases=(),
+    )
+    cases = with_rendered_answers(asked, template) if template else []
+    return result, list(zip(cases, answers, strict=True))
+
+
+def judge_answers(
+    name: str,
+    answers: Sequence[tuple[Case, Answer]],
+    judging: JudgeChoice,
+    *,
+    learnt: frozenset[str] = frozenset(),
+    tell: Tell = lambda what, done, of: None,
+    note: Note = lambda text: None,
+) -> tuple[Judged, ...]:
+    """Judge the answers of a model; `name`: the model's, in what is told and noted."""
+    cases, judge = [case for case, _ in answers], judging.judge
+    # If tool calls are expected, with the marks around them.
+    texts = [each.marked if case.check.get("marks") else each.text for case, each in answers]
     if judge is not None:
-        task.tell(f"{name}: {judge.command}", 0, 0)
-        judgements, faults = score_all(judge, cases, said)
-        task.notes.extend(f"{name}: {fault}" for fault in faults)
+        tell(f"{name}: {judge.command}", 0, 0)
+        judgements, faults = score_all(judge, cases, texts)
+        for fault in faults:
+            note(f"{name}: {fault}")
     else:
         judgements = judge_all(
             cases,
-            said,
-            domain=task.judging.domain,
-            strict=task.strict,
-            tell=task.telling("judging"),
-            notice=task.notes.append,
+            texts,
+            domain=judging.domain,
+            strict=judging.strict,
+            tell=partial(tell, f"{name}: judging"),
+            notice=note,
         )
-    return CheckpointResult(
-        name=name,
-        run=run,
-        step=model.step,
-        rows=rows,
-        cases=tuple(
-            _judged(case, answer, judgement, learnt=case.id in task.learnt)
-            for case, answer, judgement in zip(cases, answers, judgements, strict=True)
-        ),
-        new_rows=new_rows,
-        tokens=sum(answer.tokens for answer in answers),
-        seconds=seconds,
+    return tuple(
+        Judged(
+            case=case,
+            answer=text,
+            judgement=_with_end(judgement, answer),
+            learnt=case.id in learnt,
+        )
+        for (case, answer), text, judgement in zip(answers, texts, judgements, strict=True)
     )
 
 
-def _judged_text(case: Case, answer: Answer) -> str:
-    """The text to judge: if tool calls are expected, with the marks around them."""
-    return answer.marked if case.check.get("marks") else answer.text
-
-
-def _judged(case: Case, answer: Answer, judgement: Judgement, *, learnt: bool) -> Judged:
+def _with_end(judgement: Judgement, answer: Answer) -> Judgement:
+    """The judgement of an answer that was refused or cut."""
     if answer.refused and judgement.kind == OPEN_KIND:
-        judgement = replace(judgement, reason=answer.refused)
-    elif answer.refused:
-        judgement = wrong("run", answer.refused)
-    elif judgement.passed is False and not answer.ended:
+        return replace(judgement, reason=answer.refused)
+    if answer.refused:
+        return wrong("run", answer.refused)
+    if judgement.passed is False and not answer.ended:
         cut = f"{judgement.reason}; the answer was cut at {answer.tokens} tokens"
-        judgement = replace(judgement, reason=cut)
-    said = _judged_text(case, answer)
-    return Judged(
-        case=case,
-        answer=said,
-        judgement=judgement,
-        exact=said == case.expected.strip(),
-        normalised=normalised(unfenced(said)) == normalised(case.expected),
-        learnt=learnt,
-    )
+        return replace(judgement, reason=cut)
+    return judgement

@@ -15,7 +15,6 @@ from expert.judging.gate import MIN_NEW_CASES, Gate, ModelResult, Scores, gate_s
 from expert.judging.judge_command import JUDGE
 from expert.judging.oracles.oracle import Judgement, missing_packages
 from expert.judging.oracles.text import OPEN_KIND
-from expert.judging.oracles.typescript import find_tsc
 from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
@@ -32,10 +31,6 @@ class Judged:
     case: Case
     answer: str
     judgement: Judgement
-    exact: bool
-    """The answer equals the expected one exactly."""
-    normalised: bool
-    """Equal except for whitespace and a Markdown fence."""
     learnt: bool = False
     """Prompt and answer are among the rows the run was trained on."""
 
@@ -61,10 +56,6 @@ class CheckpointResult:
     step: int | None
     rows: EvalResult
     cases: tuple[Judged, ...]
-    tokens: int
-    """Of all answers together."""
-    seconds: float
-    """For generating them."""
     new_rows: EvalResult | None = None
     """On the rows not trained on, if some were trained on and enough others are left."""
 
@@ -181,12 +172,11 @@ class Validation:
         text = f"{learnt['cases']} of {len(self.result.cases)} cases were also in the training rows"
         if self.result.new_rows and self.base is not None and not self.result.score.cases:
             return f"{text}: the loss is judged without them"
-        if new.accuracy is None:
-            return f"{text}: memorised answers pass"
-        text += f"; accuracy without them {new.accuracy:.1%} ({new.passed} of {new.judged})"
+        counts = "too few for the gate, which counts all cases"
         if learnt["left_out_at_the_gate"]:
-            return f"{text}, which the gate counts"
-        return f"{text}: too few for the gate, which counts all cases"
+            counts = "which the gate counts"
+        without = "unknown" if new.accuracy is None else f"{new.accuracy:.1%}"
+        return f"{text}; accuracy without them {without} ({new.passed} of {new.judged}), {counts}"
 
     def as_dict(self) -> dict[str, Any]:
         compared = asdict(self.comparison) if self.comparison else None
@@ -247,14 +237,10 @@ def result_facts(result: CheckpointResult, *, cases: bool = True) -> dict[str, A
         "passed": score.passed,
         "failed": score.failed,
         "without_oracle": score.without_oracle,
-        "exact": sum(each.exact for each in result.cases),
-        "normalised": sum(each.normalised for each in result.cases),
         "tasks": {
             task: {"accuracy": own.accuracy, "passed": own.passed, "cases": own.cases}
             for task, own in result.by_task().items()
         },
-        "generated_tokens": result.tokens,
-        "generation_seconds": result.seconds,
     }
     if cases:
         facts["cases"] = [
@@ -269,7 +255,6 @@ def result_facts(result: CheckpointResult, *, cases: bool = True) -> dict[str, A
                 "passed": each.judgement.passed,
                 "reason": each.judgement.reason,
                 "kind": each.judgement.kind,
-                "exact": each.exact,
                 "score": each.judgement.score,
                 "learnt": each.learnt,
             }
@@ -297,10 +282,4 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
         if missing := missing_packages(each):
             names, how = ", ".join(missing).replace("_", "-"), pip_install("validate")
             notes.append(f"{each}: {names} not installed: cases have no oracle  ({how})")
-    typed = any(case.check.get("equals") is False for case in cases)
-    if "typescript" in domains and typed and find_tsc() is None:
-        notes.append(
-            "typescript: tsc is not installed: types are not checked  (npm install --global "
-            "typescript)"
-        )
     return notes

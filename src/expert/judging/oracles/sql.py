@@ -122,33 +122,40 @@ def _run_expected(wanted: Any, query: str, setup: list[str], seconds: float) -> 
     return [_run_on(rows, wanted, query, setup, seconds, reads=reads) for rows in made]
 
 
+def _result(
+    query: str, setup: list[str], made: Rows, seconds: float, *, reads: bool, turned: bool = False
+) -> tuple[list[tuple[Any, ...]], dict[str, Any], dict[str, Any]]:
+    """The rows of a query in a fresh database with these rows, and the tables before and after a
+    statement that changes them. `turned`: with tables and rows in reverse order."""
+    with Sandbox(seconds) as box:
+        box.set_up(setup)
+        box.fill({table: rows[::-1] for table, rows in made.items()} if turned else made)
+        before = {} if reads else box.state()
+        if turned:
+            box.reverse_unordered_reads()
+        rows = box.run(query, reads=reads)
+        return rows, before, {} if reads else box.state()
+
+
 def _run_on(
     made: Rows, wanted: Any, query: str, setup: list[str], seconds: float, *, reads: bool
 ) -> _Expected:
     """The result of the expected query on these rows, and whether it depends on the query alone."""
-    before: dict[str, Any] = {}
-    after: dict[str, Any] = {}
-    results = []
-    for turned in (False, True) if made else (False,):
-        with Sandbox(seconds) as box:
-            box.set_up(setup)
-            box.fill({t: rows[::-1] for t, rows in made.items()} if turned else made)
-            before = {} if reads else box.state()
-            if turned:
-                box.reverse_unordered_reads()
-            results.append(box.run(query, reads=reads))
-            after = {} if reads else box.state()
-    rows, doubt = results[0], ""
+    rows, before, after = _result(query, setup, made, seconds, reads=reads)
+    other = rows
+    if made:
+        other, before, after = _result(query, setup, made, seconds, reads=reads, turned=True)
+    doubt = ""
     if reads and not rows:
         doubt = "the expected query returns no rows"
     elif made and not any(value for row in rows for value in row):
         doubt = "the tables of the case are empty, and on rows made for them the query counts none"
-    elif difference(rows, results[-1], ordered=False) is not None:
+    elif difference(rows, other, ordered=False) is not None:
         doubt = "what the expected query returns depends on the order in which tables are read"
     elif not reads and after == before:
         doubt = "the expected statement changes nothing"
     ordered = reads and wanted.args.get("order") is not None
-    ordered = ordered and difference(rows, results[-1], ordered=True) is None  # without ties
+    ordered = ordered and difference(rows, other, ordered=True) is None  # without ties
     return _Expected(reads=reads, ordered=ordered, rows=rows, state=after, doubt=doubt, made=made)
 
 
@@ -156,19 +163,14 @@ def _run_answer(
     expected: _Expected, found: Any, query: str, setup: list[str], seconds: float
 ) -> Judgement:
     """Run the answer in a fresh database and compare."""
-    sqlglot = import_optional("sqlglot")
-    if isinstance(found, sqlglot.exp.Query) != expected.reads:
-        what = "a query" if expected.reads else "a statement that changes tables"
-        return wrong("run", f"is not {what}")
-    with Sandbox(seconds) as box:
-        box.set_up(setup)
-        box.fill(expected.made)
-        try:
-            rows = box.run(query, reads=expected.reads)
-        except (StatementRefused, LimitExceeded) as fault:
-            return wrong("run", str(fault))
-        state = {} if expected.reads else box.state()
-    if not expected.reads:
+    reads = expected.reads
+    if isinstance(found, import_optional("sqlglot").exp.Query) != reads:
+        return wrong("run", f"is not {'a query' if reads else 'a statement that changes tables'}")
+    try:
+        rows, _, state = _result(query, setup, expected.made, seconds, reads=reads)
+    except (StatementRefused, LimitExceeded) as fault:
+        return wrong("run", str(fault))
+    if not reads:
         same = state == expected.state
         if same and expected.doubt:
             return unknown(expected.doubt)

@@ -74,6 +74,15 @@ class Gpu:
     cuda_driver_version: Fact[str]
     """The newest CUDA version the driver supports, such as "12.8"."""
 
+    @property
+    def unlisted_bytes(self) -> int | None:
+        """Memory in use, but by no listed process: the driver's, or that of other containers."""
+        total, free = self.memory_total_bytes.value, self.memory_free_bytes.value
+        amounts = [each.used_bytes for each in self.holders.value or ()]
+        if total is None or free is None or None in amounts:
+            return None
+        return max(0, total - free - sum(amount or 0 for amount in amounts))
+
 
 def describe_gpus(nvml: ModuleType | None = None) -> tuple[tuple[Gpu, ...], str]:
     """Every card of the machine in NVML's order, and why some or all are missing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,8 +47,8 @@ class GgufMetadata(NamedTuple):
 
 def write_model(
     path: Path, model: Any, family: Family, words: Vocabulary, kind: str, about: GgufMetadata
-) -> dict[str, int]:
-    """Write a model as `kind`; returns the number of tensors of each type."""
+) -> None:
+    """Write a model as `kind`."""
     import gguf
 
     writer = new_writer(path, family, about, words)
@@ -68,7 +67,6 @@ def write_model(
         return tensor.to_file(source.detach().float())
 
     write_tensors(writer, {s.name: s.shape for s in stored}, types, iter(map(values, stored)))
-    return dict(Counter(types.values()))
 
 
 def tensor_type(name: str, shape: tuple[int, ...], file: str, *, layers: int, tied: bool) -> str:
