@@ -129,6 +129,31 @@ def test_a_run_whose_every_step_is_clipped_is_told_and_a_few_are_not():
     assert "always-clipped" not in found_in(record(finished_events(some), plan))
 
 
+def preferences(chosen: float, rejected: float, right: float) -> RunRecord:
+    """Twelve log lines, in the last of which the answers have this log-probability."""
+    steps = [
+        step
+        | {
+            "logps/chosen": -20 + (chosen + 20) * place / 11,
+            "logps/rejected": -20 + (rejected + 20) * place / 11,
+            "rewards/accuracies": 0.0 if not place else right,
+        }
+        for place, step in enumerate(step_events())
+    ]
+    return record(finished_events(steps))
+
+
+def test_preferred_answers_that_become_less_likely_are_told():
+    found = found_in(preferences(-40, -60, 0.7))
+    assert found["both-less-likely"].evidence.startswith("the log-probability of preferred answers")
+    assert "told-apart-at-once" not in found
+    assert "both-less-likely" not in found_in(preferences(-19, -60, 0.7))
+
+
+def test_answers_that_are_told_apart_from_the_start_are_told():
+    assert "told-apart-at-once" in found_in(preferences(-19, -60, 1.0))
+
+
 def test_other_holders_are_named_as_the_start_saw_them():
     holders = [{"pid": 7, "name": "python"}, {"pid": 99, "name": "blender"}]
     card = {**H200, "holders": {"value": holders, "source": "NVML"}}

@@ -144,8 +144,8 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
     ("text", "words"),
     [
         *(
-            (FACTORY.replace("stage: sft", line) + "dataset: a.md\n", "not supported: only sft")
-            for line in ("stage: dpo", "stage: kto", "rl: dpo")
+            (FACTORY.replace("stage: sft", line) + "dataset: a.md\n", "is not supported")
+            for line in ("stage: ppo", "stage: kto", "rl: grpo", "stage: dpo\npref_loss: kto_pair")
         ),
         (f"{FACTORY}dataset: a.md\nquantization_bit: 3\n", "got 3, expected 4 or 8"),
         (f"{MINIMAL}chat_template_jinja: t.jinja\n", "only a name or the text of a template"),
@@ -162,9 +162,8 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
                 "path: owner/set, data_files: [x.json]": "selects files of a data set",
                 "path: json, data_files: [x.json, y.json]": "several files",
                 "type: alpaca": "datasets[0]: has no path",
-                "path: a, field_chosen: good": "datasets[0].field_chosen: preference rows",
                 "path: a, type: input_output": "segments with their own labels",
-                "path: a, type: bradley_terry.chat_template": "preference rows",
+                "path: a, type: bradley_terry.chat_template": "is not supported",
                 "path: a, roles_to_train: all": "only answers are trained on",
             }.items()
         ),
@@ -329,7 +328,7 @@ def test_several_names_become_tasks_and_plain_text_is_trained_on_for_stage_pt(tm
 @each(
     ("lines", "about", "words"),
     [
-        ("dataset: x", {**MINE, "ranking": True}, "x.ranking: preference rows"),
+        ("dataset: x", {**MINE, "columns": {"kto_tag": "label"}}, "kto is not supported"),
         ("dataset: x", {**MINE, "columns": {"images": "images"}}, "x.images: not read"),
         ("dataset: x", {"ms_hub_url": "owner/a"}, "x: no file_name"),
         ("dataset: x", {**MINE, "folder": "a"}, "x.folder: not read"),
@@ -525,3 +524,67 @@ def test_a_model_that_reads_images_or_sound_is_refused_by_its_name():
         assert "only text is trained" in error_of(f"base_model: '{name}'\ndataset: a.jsonl\n"), name
     for name in ("Qwen/Qwen3-0.6B", "evolve/evolver-1b", "x/VLite", "google/gemma-3-1b-it"):
         assert read(f"base_model: {name}\ndataset: a.jsonl\n")
+
+
+TRL_DPO = "model_name_or_path: a/b\ndataset_name: c/d\nper_device_train_batch_size: 2\n"
+FACTORY_DPO = "model_name_or_path: a/b\nstage: dpo\nfinetuning_type: lora\ndataset: a.jsonl\n"
+AXOLOTL_DPO = "base_model: a/b\nsequence_len: 1024\nmicro_batch_size: 2\n"
+AXOLOTL_ROWS = (
+    "datasets: [{path: c/d, type: chatml.intel, field_chosen: good, field_rejected: x}]\n"
+)
+
+
+@each(
+    ("text", "expected"),
+    [
+        # One of TRL's scripts for each method: only the arguments tell.
+        (
+            TRL_DPO + "beta: 0.05\nmax_length: 1024\nmax_prompt_length: 512\n",
+            {"method": "dpo", "beta": 0.05, "max_seq_length": 2048, "epochs": 3},
+        ),
+        (TRL_DPO + "loss_type: ipo\n", {"method": "ipo", "learning_rate": 1e-6, "beta": 0.1}),
+        (TRL_DPO + "loss_type: apo_down\nbeta: 0.1\n", {"method": "dpo", "loss_type": "apo_down"}),
+        (
+            TRL_DPO + "loss_type: simpo\ncpo_alpha: 0.0\nbeta: 2.0\n",
+            {"method": "simpo", "sft_weight": 0.0, "simpo_gamma": 0.5, "beta": 2.0},
+        ),
+        (TRL_DPO + "loss_type: simpo\n", {"method": "simpo", "sft_weight": 1.0}),
+        (TRL_DPO + "cpo_alpha: 0.5\n", {"method": "cpo", "sft_weight": 0.5}),
+        (TRL_DPO + "beta: 0.1\nrpo_alpha: 0.3\n", {"method": "dpo", "sft_weight": 0.3}),
+        (TRL_DPO + "beta: 0.1\nlabel_smoothing: 0.1\n", {"label_smoothing": 0.0}),
+        (TRL_DPO + "loss_type: robust\nlabel_smoothing: 0.1\n", {"label_smoothing": 0.1}),
+        (TRL_DPO + "loss_type: nll\n", {"method": "sft", "loss_type": "auto"}),
+        (
+            FACTORY_DPO + "pref_beta: 0.2\npref_loss: hinge\ncutoff_len: 512\npref_ftx: 0.1\n",
+            {"method": "dpo", "loss_type": "hinge", "beta": 0.2, "sft_weight": 0.1}
+            | {"max_seq_length": 1024},
+        ),
+        (FACTORY_DPO + "pref_loss: orpo\n", {"method": "orpo", "sft_weight": "auto"}),
+        (FACTORY_DPO + "pref_loss: simpo\n", {"method": "simpo", "simpo_gamma": 0.5}),
+        (FACTORY_DPO + "dpo_label_smoothing: 0.1\n", {"label_smoothing": 0.1}),
+        (
+            AXOLOTL_DPO + AXOLOTL_ROWS + "rl: dpo\nrl_beta: 0.2\n",
+            {"method": "dpo", "beta": 0.2, "max_seq_length": 2048},
+        ),
+        (
+            AXOLOTL_DPO + AXOLOTL_ROWS + "rl: orpo\norpo_alpha: 0.3\n",
+            {"method": "orpo", "beta": 0.3},
+        ),
+    ],
+)
+def test_preference_configs_of_other_trainers_train_as_they_would_there(text, expected):
+    config = read(text).manifest.training.config
+    assert {key: getattr(config, key) for key in expected} == expected
+
+
+def test_the_columns_of_pairs_are_those_that_axolotl_names():
+    dataset = read(AXOLOTL_DPO + AXOLOTL_ROWS + "rl: dpo\n").manifest.training.dataset
+    assert dataset.preference_rows == "pairs"
+    assert dataset.field_mapping is not None
+    assert (dataset.field_mapping.response, dataset.field_mapping.rejected) == ("good", "x")
+
+
+def test_where_orpo_differs_in_trl_it_is_told():
+    notices = read(TRL_DPO + "beta: 0.1\nmethod: orpo\n").notices
+    assert read(TRL_DPO + "beta: 0.1\nmethod: orpo\n").manifest.training.config.method == "orpo"
+    assert any("method: dpo" in notice.text for notice in notices) is False

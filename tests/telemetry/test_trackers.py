@@ -90,6 +90,8 @@ def test_events_become_points_of_every_curve_they_have_a_value_for(desk):
         {**asked, "loss": 1.25, "split": "validation"},
         {**asked, "loss": 1.5, "split": "test"},
         {"event": "step", "step": 1, **facts},
+        {"event": "step", "step": 2, "rewards/margins": 0.5},
+        {"event": "eval", "step": 2, "split": "validation", "logps/chosen": -9.0},
         {"event": "step", "step": 3, "loss": "nan"},
     )
     assert {when for *_, when in scalars(writer)[:5]} == {1000.0}
@@ -98,7 +100,7 @@ def test_events_become_points_of_every_curve_they_have_a_value_for(desk):
     assert math.isnan(value)
     assert [(tag, value) for tag, value, _, _ in others] == [
         ("loss/train", 1.5),
-        ("rate", 2e-4),
+        ("learning_rate", 2e-4),
         ("grad_norm", 0.7),
         ("tokens_per_second", 104_000.0),
         ("gpu/utilization_percent", 98.0),
@@ -111,6 +113,8 @@ def test_events_become_points_of_every_curve_they_have_a_value_for(desk):
         ("steps_per_second", 2.5),
         ("gpu/peak_memory_bytes", 7.0),
         ("cpu/peak_memory_bytes", 9.0),
+        ("rewards/margins", 0.5),
+        ("eval/logps/chosen", -9.0),
     ]
 
 

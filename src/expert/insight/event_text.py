@@ -81,6 +81,13 @@ def _listed(value: Any) -> str:
     return ", ".join(map(str, value))
 
 
+def _preferences(event: Event) -> str:
+    """For training on preferences: how far the answers are apart, and how many the right way."""
+    margin = field(event, "rewards/margins", "margin {:.3g}")
+    right = field(event, "rewards/accuracies", "{:.0f} % preferred", lambda share: 100 * share)
+    return _joined(margin, right, gap=", ")
+
+
 # --- steps ---------------------------------------------------------------------------------------
 
 
@@ -94,6 +101,7 @@ def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict
     parts = {
         "step": f"{step}/{total}" if total is not None else f"{step}",
         "loss": field(event, "loss", "loss {}", loss),
+        "margin": _preferences(event),
         "rate": field(event, "rate", "lr {:.1e}"),
         "speed": field(event, "tokens_per_second", "{:,.0f} tok/s"),
         "steps": field(event, "steps_per_second", "{} it/s", three_digits),
@@ -156,6 +164,7 @@ def lines_without_step(event: Event) -> list[Line]:
                 value and f"{event.get('split') or 'validation'} {value}",
                 field(event, "perplexity", "perplexity {:.4g}"),
                 right,
+                _preferences(event),
                 seconds,
                 "best so far" if event.get("best") is True else "",
             )

@@ -26,7 +26,7 @@ from expert.core.process import Child, describe_exit
 CURVES: Mapping[str, Mapping[str, str]] = {
     "step": {
         "loss": "loss/train",
-        "rate": "rate",
+        "rate": "learning_rate",
         "grad_norm": "grad_norm",
         "epoch": "epoch",
         "tokens_per_second": "tokens_per_second",
@@ -68,9 +68,11 @@ def curve_values(event: Mapping[str, Any]) -> dict[str, float]:
     """The values that an event adds to curves, by curve."""
     kind = event.get("event", "")
     shown = "test" if kind == "eval" and event.get("split") == "test" else kind
+    place = "" if kind == "step" else f"{shown}/"
+    of_objective = {key: f"{place}{key}" for key in event if key.startswith(("rewards/", "logps/"))}
     return {  # events contain "nan" and "inf" as text, which float() understands
         curve: float(event[field])
-        for field, curve in CURVES.get(shown, {}).items()
+        for field, curve in {**CURVES.get(shown, {}), **of_objective}.items()
         if event.get(field) is not None
     }
 

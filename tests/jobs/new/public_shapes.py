@@ -322,7 +322,7 @@ CHATS = {
 
 SHAREGPT_PAIR = {"conversations": [human(ASK)], "chosen": gpt(ANSWER), "rejected": gpt("x")}
 PREFERENCES = {
-    "dpo": of_lines(*DPO, refused="training.config.method: dpo"),
+    "dpo": of_lines(*DPO, said=PLAIN_BOTH),
     "dpo, preferred": of_lines(*DPO, said=PLAIN_BOTH, options=PREFERRED),
     "sharegpt pairs, preferred": twice(SHAREGPT_PAIR, BOTH[0], "json", options=PREFERRED),
     "kto": of_lines(*KTO, refused="says of each answer whether it is good"),

@@ -229,11 +229,14 @@ def test_few_rows_get_more_epochs_than_many(tmp_path):
         assert manifest["training"]["config"]["epochs"] == epochs
 
 
-def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferred_half(tmp_path):
+def test_pairs_are_trained_on_with_dpo_or_on_request_their_preferred_half_alone(tmp_path):
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
     file = write_rows(tmp_path / "rows.jsonl", [row])
-    with pytest.raises(CannotCreate, match=r"method: dpo.*expert new --preferred\)$"):
-        new_expert("one", data=file, into=tmp_path)
+    pairs = new_expert("pairs", data=file, into=tmp_path)
+    assert pairs.columns["rejected"] == "rejected"
+    config = json.loads(pairs.manifest.read_text())["training"]["config"]
+    assert (config["method"], config["beta"], config["epochs"]) == ("dpo", 0.1, 1)
+    assert any("--preferred" in note for note in pairs.notes)
     made = new_expert("one", data=file, into=tmp_path, preferred=True)
     assert made.columns == {"instruction": "prompt", "response": "chosen"}
     assert made.unused == {"rejected": 1}

@@ -282,6 +282,12 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
     return label
 
 
+def holds_pairs(seen: ColumnSurvey) -> bool:
+    """Whether two columns hold preferred and rejected answers, by their names."""
+    known = _by_lower_name(seen.names)
+    return any(known.keys() >= {*pair} for pair in _PAIRS)
+
+
 def _rejected(seen: ColumnSurvey, requested: Mapping[str, str], found: Columns) -> str:
     """The column of the rejected answers."""
     known = _by_lower_name(seen.names)

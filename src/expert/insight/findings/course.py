@@ -23,6 +23,47 @@ CLIPPED_SHARE = 0.95
 """A few clipped steps are what the limit is for; nearly all of them point to the learning rate."""
 CLIPPED_LINES = 10
 LONG_RUN_SECONDS = 24 * 3600
+BOTH_FALL_SHARE = 0.1
+"""Preferred answers usually lose a little; a tenth of their log-probability is more than that."""
+
+
+FEWEST_LINES = 6
+"""Log lines from which the course of preferences says something."""
+TOLD_APART = 0.99
+
+
+def both_less_likely(found: Evidence) -> Answer:
+    """Preferred answers lose likelihood too: the margin grows because rejected ones lose more."""
+    lines = [e for e in found.run.of("step") if number(e, "logps/chosen") is not None]
+    if len(lines) < FEWEST_LINES:
+        return None
+    part = len(lines) // 3
+    means = {
+        name: [
+            statistics.fmean(number(e, f"logps/{name}") or 0.0 for e in some)
+            for some in (lines[:part], lines[-part:])
+        ]
+        for name in ("chosen", "rejected")
+    }
+    fell = {name: first - last for name, (first, last) in means.items()}
+    if fell["chosen"] < BOTH_FALL_SHARE * abs(means["chosen"][0]) or fell["rejected"] <= 0:
+        return None
+    return (
+        f"the log-probability of preferred answers fell by {fell['chosen']:.3g} to "
+        f"{means['chosen'][1]:.3g}, that of rejected ones by {fell['rejected']:.3g}"
+    )
+
+
+def told_apart_at_once(found: Evidence) -> Answer:
+    """The answers are told apart from the first steps on."""
+    lines = [e for e in found.run.of("step") if number(e, "rewards/accuracies") is not None]
+    early = lines[1:4]
+    if len(lines) < FEWEST_LINES or any(
+        (number(e, "rewards/accuracies") or 0.0) < TOLD_APART for e in early
+    ):
+        return None
+    last = max(number(e, "step") or 0 for e in early)
+    return f"nearly every pair has the larger reward preferred from step {last:.0f} on"
 
 
 def failed(found: Evidence) -> Answer:

@@ -35,7 +35,24 @@ def learning_sections(run: RunFacts) -> list[PageSection]:
     right = ("token accuracy", run.eval_points("token_accuracy"), 2)
     norm = ("gradient norm", run.points("grad_norm"), 5)
     rate = ("learning rate", run.points("rate"), 4)
+    preferred = [
+        ("training", run.points("rewards/accuracies"), 1),
+        ("validation", run.eval_points("rewards/accuracies"), 2),
+    ]
+    margin = [
+        ("training", run.points("rewards/margins"), 1),
+        ("validation", run.eval_points("rewards/margins"), 2),
+    ]
+    logps = [
+        ("preferred answers", run.points("logps/chosen"), 3),
+        ("rejected answers", run.points("logps/rejected"), 2),
+    ]
     figures = [
+        *make_figure(
+            "preferred", "Pairs with the larger reward preferred", *preferred, unit="percent"
+        ),
+        *make_figure("margin", "Margin between the rewards", *margin),
+        *make_figure("logps", "Log-probability of an answer", *logps),
         *make_figure("accuracy", "Validation token accuracy", right, unit="percent", look="dots"),
         *make_figure("rate", "Learning rate", rate, from_zero=True),
         *make_figure("gradient-norm", "Gradient norm", norm, log=True, note=clipped),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from expert.manifest.migrate.migration import Entries, Migration, take, with_value
-from expert.manifest.schema.kinds import DPO_LOSSES, PREFERENCES
+from expert.manifest.schema.kinds import DPO_LOSSES, PREFERENCES, PreferenceLoss
 from expert.manifest.text.item import Item
 
 OTHER_METHODS = ("ppo", "kto", "rm", "grpo", "gdpo", "rloo", "bco")
@@ -19,6 +21,10 @@ _KEYS = {
 }
 _OF_DPO = ("max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "label_smoothing")
 """Arguments of TRL that only DPO and its family have."""
+_OTHER_LOSSES = (
+    *("kto_pair", "bco", "bco_pair", "exo_pair", "nca_pair", "sppo_hard", "aot", "aot_unpaired"),
+    *("aot_pair", "discopop", "sigmoid_norm"),
+)
 _OF_KTO = ("desirable_weight", "undesirable_weight")
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "sequence_len")
 _THEIRS = {
@@ -72,6 +78,10 @@ def _method(work: Migration) -> str:
             found = root.pop(key)
     loss = take(root, "pref_loss") if "pref_loss" in root else take(root, "loss_type")
     its = str(loss.value).lower()
+    if its in _OTHER_LOSSES:
+        known = ", ".join(get_args(PreferenceLoss))
+        work.problem(loss, f"{its} is not supported", f"supported: {known}")
+        return ""
     if found.value is None:  # TRL: one script for each method, so only its arguments tell
         if any(key in root for key in _OF_KTO):
             problem = root[next(key for key in _OF_KTO if key in root)]
@@ -85,7 +95,7 @@ def _method(work: Migration) -> str:
                 root["loss_type"] = loss
             return ""
         found = loss if is_loss else given[0]
-        word = "cpo" if "cpo_alpha" in root else "dpo"
+        word = "cpo" if "cpo_alpha" in root else str(root.get("method", Item("dpo")).value).lower()
     else:
         word = str(found.value).lower()
     if its in PREFERENCES:
