@@ -106,8 +106,8 @@ def test_a_batch_that_shrinks_and_grows_again_captures_each_size_once(recorder, 
     record, captured, kept = answer_steps.FixedSteps._capture_step, [], []
 
     def told(self: Any, *args: Any) -> None:
-        kept.append(self._mask)  # so that no later one has its address
-        captured.append((self._mask.data_ptr(), self.active))
+        kept.append(self._lengths)  # so that no later one has its address
+        captured.append((self._lengths.data_ptr(), self.active))
         record(self, *args)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "_capture_step", told)
@@ -125,9 +125,9 @@ def test_the_cache_of_a_batch_stays_within_its_share_of_the_memory(recorder, mon
     monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 16})
     advance, used = answer_steps.FixedSteps.advance, list[int]()
 
-    def measured(self: Any, tokens: Any) -> None:
+    def measured(self: Any, tokens: Any, live: Any = ()) -> None:
         used.append(self.rows * self.size)
-        advance(self, tokens)
+        advance(self, tokens, live)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", measured)
     with as_on_a_card() as engine:
@@ -170,11 +170,11 @@ def failing(monkeypatch: Any, error: Exception, *, on: int) -> None:
     steps: list[int] = []
     advance = answer_steps.FixedSteps.advance
 
-    def step(self: Any, tokens: Any) -> None:
+    def step(self: Any, tokens: Any, live: Any = ()) -> None:
         steps.append(len(tokens))
         if len(steps) == on:
             raise error
-        advance(self, tokens)
+        advance(self, tokens, live)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", step)
 
@@ -233,11 +233,11 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
     monkeypatch.setattr(answer_cache, "supports_fixed_cache", lambda model: False)
     advance, steps = answer_steps.GrowingSteps.advance, []
 
-    def step(self: Any, tokens: Any) -> None:
+    def step(self: Any, tokens: Any, live: Any = ()) -> None:
         steps.append(len(tokens))
         if len(steps) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        advance(self, tokens)
+        advance(self, tokens, live)
 
     engine = AnswerEngine(load_models([f"demo={finished('lora')}"], device="cpu"), parallel=3)
     monkeypatch.setattr(answer_steps.GrowingSteps, "advance", step)

@@ -77,9 +77,9 @@ def test_running_answers_are_cut_after_a_while(run, monkeypatch):
     monkeypatch.setattr(answer_engine, "end_tokens", lambda encoder, template: [])
     advance = answer_steps.FixedSteps.advance
 
-    def slowly(self: Any, tokens: Any) -> None:
+    def slowly(self: Any, tokens: Any, live: Any = ()) -> None:
         time.sleep(0.05)
-        advance(self, tokens)
+        advance(self, tokens, live)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", slowly)
     port = free_port()

@@ -100,39 +100,42 @@ _LAYER: Any = importlib.import_module("transformers.cache_utils").CacheLayerMixi
 
 
 class FixedLayer(_LAYER):  # type: ignore[misc]
-    """The keys and values of one layer, written at a position that is read from the device."""
+    """The keys and values of one layer, written at positions that are read from the device."""
 
     keys: Tensor
     values: Tensor
 
-    def __init__(self, keys: Tensor, values: Tensor, place: Any) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, index: Any = None) -> None:
+        """`index`: rows, and the position in each that is written next."""
         super().__init__()
-        self.keys, self.values, self._place = keys, values, place
+        self.keys, self.values, self._index = keys, values, index
         self.is_initialized = True
 
     @classmethod
-    def like(cls, layer: Any, rows: int, size: int, place: Tensor) -> FixedLayer:
+    def like(cls, layer: Any, rows: int, size: int) -> FixedLayer:
         """An empty layer, of zeros: unused positions are masked but must not be NaN."""
         keys, values = (
             like.new_zeros((rows, like.shape[1], size, like.shape[3]))
             for like in (layer.keys, layer.values)
         )
-        return cls(keys, values, place)
+        return cls(keys, values)
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        self.keys.index_copy_(2, self._place, keys)
-        self.values.index_copy_(2, self._place, values)
+        rows, places = self._index
+        self.keys[rows, :, places] = keys[:, :, 0]
+        self.values[rows, :, places] = values[:, :, 0]
         return self.keys, self.values
 
-    def first(self, rows: int) -> FixedLayer:
+    def first(self, index: tuple[Tensor, Tensor]) -> FixedLayer:
         """The first rows, in the same memory."""
-        return FixedLayer(self.keys[:rows], self.values[:rows], self._place)
+        rows = len(index[0])
+        return FixedLayer(self.keys[:rows], self.values[:rows], index)
 
     def lazy_initialization(self, keys: Tensor, values: Tensor) -> None:
         """Nothing to initialise."""
 
     def get_seq_length(self) -> Any:
-        return self._place[0]
+        return self._index[1][0]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.keys.shape[2], 0
@@ -172,7 +175,7 @@ class PromptMemory:
             return part.view(rows, memory.shape[1], width, memory.shape[2])
 
         layers: list[Any] = [
-            PromptLayer(shaped(keys), shaped(values), None) for keys, values in self._layers
+            PromptLayer(shaped(keys), shaped(values)) for keys, values in self._layers
         ]
         return Cache(layers=layers)
 

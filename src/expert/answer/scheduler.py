@@ -294,7 +294,7 @@ class Scheduler:
         slots = len(batch.slots)
         if len(joining) > len(free):
             rows = self._rounded(len(live) + len(joining))
-            batch.steps.widen(rows, self._tensor(live))
+            batch.steps.widen(rows, live)
             batch.slots += [None] * (rows - slots)
             free += range(slots, rows)
         batch.steps.join(groups, free[: len(joining)])
@@ -355,11 +355,11 @@ class Scheduler:
             spare = 0
             if isinstance(steps, FixedSteps):
                 spare = self._rounded(len(live)) - len(live)
-                steps.widen(len(live) + spare, torch.arange(len(live), device=self.device))
+                steps.widen(len(live) + spare, range(len(live)))
             taken = {place: taken[slot] for place, slot in enumerate(live)}
             batch.slots = [*(batch.slots[slot] for slot in live), *[None] * spare]
-        steps.make_room(self._tensor(batch.live))
-        steps.advance(self._tensor([taken.get(slot, 0) for slot in range(len(batch.slots))]))
+        tokens = [taken.get(slot, 0) for slot in range(len(batch.slots))]
+        steps.advance(self._tensor(tokens), batch.live)
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self.device)

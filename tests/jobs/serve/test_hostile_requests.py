@@ -67,9 +67,9 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Generation is slow, and no token ends an answer."""
     advance = answer_steps.FixedSteps.advance
 
-    def slowly(self: Any, tokens: Any) -> None:
+    def slowly(self: Any, tokens: Any, live: Any = ()) -> None:
         time.sleep(0.02)
-        advance(self, tokens)
+        advance(self, tokens, live)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", slowly)
     monkeypatch.setattr(answer_engine, "end_tokens", lambda encoder, template: [])
