@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from expert.parallel import graphs
+from expert.parallel.engine import Engine
 from expert.parallel.graphs import (
     CAPTURE_AFTER,
     MAX_SHAPES,
@@ -19,7 +20,6 @@ from expert.parallel.graphs import (
     WARM_UPS,
     GraphsUnavailable,
 )
-from expert.parallel.single_device import SingleDevice
 from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.training import learner
 from tests.parallel.fake_capture import FakeCapture, UndoneStep
@@ -78,17 +78,17 @@ class Model:
         raise NotImplementedError
 
 
-def engine(dtype: torch.dtype, record: Any, **plan: Any) -> tuple[Model, SingleDevice]:
+def engine(dtype: torch.dtype, record: Any, **plan: Any) -> tuple[Model, Engine]:
     model = Model(dtype)
     learns = learner.OptimizerLearner(model.named, optim_plan(**plan), device=CPU, capture=record)
-    return model, SingleDevice(model, learns, device=CPU, capture=record)
+    return model, Engine(model, learns, device=CPU, capture=record)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_replayed_passes_train_bit_for_bit_like_eager_ones(dtype):
     recorder = FakeCapture()
     (one, run), (other, replayed) = engine(dtype, None), engine(dtype, recorder)
-    losses: dict[SingleDevice, list[float]] = {run: [], replayed: []}
+    losses: dict[Engine, list[float]] = {run: [], replayed: []}
     for update in range(5):
         for each in (run, replayed):
             torch.manual_seed(update)
@@ -110,7 +110,7 @@ def test_a_recorded_step_changes_weights_as_one_that_is_run(dtype, monkeypatch):
     (one, run), (other, replayed) = (
         engine(dtype, record, optimizer="adamw_torch_fused") for record in (None, recorder)
     )
-    norms: dict[SingleDevice, list[float]] = {run: [], replayed: []}
+    norms: dict[Engine, list[float]] = {run: [], replayed: []}
     for update in range(8):
         for each in (run, replayed):
             torch.manual_seed(update)
@@ -219,10 +219,10 @@ class Watched(Model):
         return super().loss_sum(given)
 
 
-def watched(recorder: Any, **options: Any) -> tuple[Watched, SingleDevice]:
+def watched(recorder: Any, **options: Any) -> tuple[Watched, Engine]:
     model = Watched(torch.float32)
     learns = learner.OptimizerLearner(model.named, optim_plan(), device=CPU, capture=recorder)
-    return model, SingleDevice(model, learns, device=CPU, capture=recorder, **options)
+    return model, Engine(model, learns, device=CPU, capture=recorder, **options)
 
 
 def test_once_a_shape_is_captured_no_number_of_targets_is_run_beside_it(monkeypatch):
