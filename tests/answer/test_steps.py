@@ -58,7 +58,9 @@ def test_prompts_read_in_groups_go_on_as_those_read_together(family):
     model = model_of(family_config(family))
     prompts = documents(60, 41, 40, 9, 3)
     together = said(growing(model, prompts), 70)
-    apart = said(FixedSteps(answering(model), [prompts[:1], prompts[1:3], prompts[3:]], 100), 70)
+    steps = FixedSteps(answering(model), 100, len(prompts))
+    steps.join([prompts[:1], prompts[1:3], prompts[3:]], range(len(prompts)))
+    apart = said(steps, 70)
     for one, other in zip(together, apart, strict=True):
         # float64 but for the scores, which are float32: 6e-8 of up to 10.
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)

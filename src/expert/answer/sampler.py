@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from expert.answer.decoding import DecodingSettings
-from expert.answer.writer import AnswerWriter
 
 TIE = 1e-3
 """Float32 logits in a batch differ from those of a row alone by up to 3e-5 with `tiny`, 9e-5 with
 SmolLM2-135M."""
 
 
-class SampledRow(Protocol):
-    """What the choice of a token depends on."""
-
-    how: DecodingSettings
-    writer: AnswerWriter
-    draws: Tensor | None
-    """Numbers from 0 to 1, one for each token to come; None: the most likely token."""
-
-    @property
-    def ids(self) -> list[int]:
-        """The prompt and the answer so far."""
-
-
 def choose_tokens(
-    scores: Tensor, rows: Sequence[SampledRow], *, exact: bool
+    scores: Tensor, rows: Sequence[Any], *, exact: bool
 ) -> tuple[list[int], list[bool]]:
-    """The next token of every row, and whether rounding may have decided it; changes `scores`. Rows
-    with the same sampling settings are sampled together."""
+    """The next token of every AnswerRow, and whether rounding may have decided it; changes
+    `scores`. Rows with the same sampling settings are sampled together."""
     _penalise(scores, rows)
     tokens = scores.argmax(-1)
     doubtful = [False] * len(rows)
@@ -50,15 +36,13 @@ def choose_tokens(
     for places in alike.values():
         index = torch.tensor(places, device=scores.device)
         group = [rows[place] for place in places]
-        draws = torch.stack(
-            [row.draws[len(row.writer.ids)] for row in group if row.draws is not None]
-        )
+        draws = torch.stack([row.draws[len(row.writer.ids)] for row in group])
         tokens[index] = sample_tokens(scores[index], group[0].how, draws.to(scores.device))
     ids: list[int] = tokens.tolist()
     return ids, doubtful
 
 
-def _penalise(scores: Tensor, rows: Sequence[SampledRow]) -> None:
+def _penalise(scores: Tensor, rows: Sequence[Any]) -> None:
     """Lower the scores of tokens that a row has seen, if it has a repetition penalty."""
     seen = [
         (place, token, row.how.repetition_penalty)

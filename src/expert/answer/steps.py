@@ -89,7 +89,11 @@ class AnswerModel:
 
     def begin(self, prompts: Group, room: int) -> Steps:
         """Read prompts in one pass, for answers of at most `room` tokens."""
-        return FixedSteps(self, [prompts], room) if self.fixed else GrowingSteps(self, prompts)
+        if not self.fixed:
+            return GrowingSteps(self, prompts)
+        steps = FixedSteps(self, room, len(prompts))
+        steps.join([prompts], range(len(prompts)))
+        return steps
 
     def width_of(self, groups: Iterable[Group]) -> int:
         """Positions that the longest prompt takes."""
@@ -191,32 +195,22 @@ class FixedSteps:
     """
 
     def __init__(
-        self,
-        answer_model: AnswerModel,
-        groups: Sequence[Group],
-        room: int,
-        *,
-        rows: int = 0,
-        reader: Reader | None = None,
+        self, answer_model: AnswerModel, room: int, rows: int, reader: Reader | None = None
     ) -> None:
-        """Read groups of prompts for answers of at most `room` tokens. `rows`: memory is allocated
-        for at least so many. `reader`: reads prompts instead of the model's `read`."""
-        self._answer_model, device = answer_model, answer_model.device
+        """For `rows` prompts and answers of at most `room` tokens. `reader`: reads prompts instead
+        of the model's `read`."""
+        self._answer_model, self._room, device = answer_model, room, answer_model.device
         self._read = reader or answer_model.read
         self._capture = answer_model.recorder()
-        self._room = room
-        count = sum(map(len, groups))
-        self.rows = self.active = max(rows, count)
-        self.size = self._size_for(answer_model.width_of(groups))
-        self._filled = [0] * self.rows
+        self.rows, self.active, self.size = 0, rows, 0
+        self._filled: list[int] = []
         """Used positions of every slot, as on the device: the next token's position."""
-        self._lengths = torch.zeros(self.rows, dtype=torch.int64, device=device)
+        self._lengths = torch.zeros(0, dtype=torch.int64, device=device)
         self._places = torch.zeros_like(self._lengths)
-        self._tokens = torch.zeros((self.rows, 1), dtype=torch.int64, device=device)
-        self._scores = torch.empty(0)
+        self._tokens = torch.zeros((0, 1), dtype=torch.int64, device=device)
+        self._scores = torch.zeros((0, 0), device=device)
         self.layers: list[FixedLayer] = []
         self._forget()
-        self.join(groups, range(count))
 
     @property
     def scores(self) -> Tensor:
@@ -241,15 +235,11 @@ class FixedSteps:
             self._put(group, slots[first : first + len(group)])
             first += len(group)
 
-    def clear(self, rows: int) -> None:
-        """Forget all rows; prompts may join in `rows` slots."""
-        self.active = rows
-
-    def widen(self, rows: int, live: Sequence[int]) -> None:
+    def widen(self, rows: int, live: Sequence[int] = ()) -> None:
         """Compute `rows` slots; all but the `live` ones have no prompt yet."""
         self.active = rows
         if rows > self.rows:
-            self._resize(max(self._filled[slot] for slot in live))
+            self._resize(max((self._filled[slot] for slot in live), default=0))
 
     def keep(self, index: Tensor) -> None:
         """Continue only with these slots, moved to the front in place."""
