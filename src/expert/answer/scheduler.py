@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from expert.answer.decoding import DecodingSettings
+from expert.answer.grammar import Grammar
 from expert.answer.prompt_reader import PromptReader
-from expert.answer.sampler import choose_tokens, row_draws
+from expert.answer.sampler import Scored, choose_tokens, row_draws
 from expert.answer.steps import NO_CONTEXT_LIMIT, AnswerModel, FixedSteps, Steps, cache_growth
 from expert.answer.writer import Answer, AnswerWriter
 from expert.model.attention import disable_failed_cudnn
@@ -60,12 +61,16 @@ class AnswerRow:
         number: int = 0,
         cut: str = "",
         end: Callable[[str], None] = lambda failed: None,
+        grammar: Grammar | None = None,
+        logprobs: int | None = None,
     ) -> None:
         """`cut`: a note for an answer that does not end by itself. `end` is called once, with the
-        reason if the answer failed. Uses no device, since another thread may be capturing a CUDA
-        graph."""
+        reason if the answer failed. `logprobs`: how many tokens' probabilities are reported beside
+        that of the chosen one; None: none at all. Uses no device, since another thread may be
+        capturing a CUDA graph."""
         self.prompt, self.how, self.writer, self.end = list(prompt), how, writer, end
-        self.number, self._cut = number, cut
+        self.number, self._cut, self.grammar, self.logprobs = number, cut, grammar, logprobs
+        self.scored: list[Scored] = []
         self.cancelled = False
         self.draws = row_draws(how, seed, number) if how.temperature > 0 else None
 
@@ -83,9 +88,14 @@ class AnswerRow:
     def is_over(self) -> bool:
         return self.writer.ended or len(self.writer.ids) >= self.how.max_new_tokens
 
-    def take(self, token: int) -> bool:
+    def take(self, token: int, scored: Scored | None = None) -> bool:
         """Add a token; returns whether it was the last."""
+        if scored is not None and not self.writer.is_end(token):
+            self.scored.append(scored)
         self.writer.take(token)
+        if self.grammar is not None and self.grammar.take(token):
+            self._cut = f"cut: {self.grammar.fault}" if self.grammar.fault else self._cut
+            self.writer.ended = True
         if self.is_over:
             self.writer.end()
             self.end("")
@@ -101,6 +111,7 @@ class AnswerRow:
             ended=writer.ended,
             note="" if writer.ended else self._cut,
             number=self.number,
+            scored=tuple(self.scored),
         )
 
 
@@ -330,14 +341,17 @@ class Scheduler:
             return
         live, exact = batch.live, self._exact and not batch.alone
         scores = batch.steps.scores[self._tensor(live)]
-        tokens, doubtful = choose_tokens(scores, rows, exact=exact)
+        tokens, doubtful, scored = choose_tokens(scores, rows, exact=exact)
         taken = dict(zip(live, tokens, strict=True))
-        for slot, row, doubt in zip(live, rows, doubtful, strict=True):
-            if doubt:
+        for place, (slot, row) in enumerate(zip(live, rows, strict=True)):
+            if doubtful[place]:
                 self._closed.append(_Batch([row], alone=True))
-            if doubt or row.take(taken[slot]):
+            if doubtful[place] or row.take(tokens[place], scored.get(place)):
                 batch.slots[slot] = None
         self._advance(batch, batch.steps, taken)
+        for row in batch.rows:  # on the host, while a GPU computes the scores
+            if row.grammar is not None:
+                row.grammar.mask()
 
     def _advance(self, batch: _Batch, steps: Steps, taken: dict[int, int]) -> None:
         live = batch.live

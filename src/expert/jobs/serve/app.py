@@ -203,22 +203,15 @@ class Endpoint:
         body = await read_body(request, most=limits.body_bytes, seconds=limits.body_seconds)
         wanted = checked(kind, body)
         entry.model, entry.streams = wanted.model, wanted.stream
-        question = wanted.question()
 
         async def asked() -> tuple[PendingAnswers, list[Answer]]:
-            pending = entry.pending = await self._engine.ask(question)
+            pending = entry.pending = await self._engine.ask(wanted)
             if wanted.stream:
                 return pending, []
             return pending, [piece async for piece in pending.pieces() if isinstance(piece, Answer)]
 
         pending, finished = await _while_connected(request, asked())
-        reply = Reply(
-            self._engine.model(question.model),
-            pending.prompt_tokens,
-            chat=isinstance(wanted, ChatRequest),
-            offers_tools=bool(question.tools),
-            counts_usage=wanted.counts_usage,
-        )
+        reply = Reply(self._engine.model(wanted.model), wanted, pending.prompt_tokens)
         entry.prompt_tokens = pending.prompt_tokens
         if wanted.stream:
             events = _events(pending, reply, entry)

@@ -251,9 +251,10 @@ def _run_at(expert: str | Path | None) -> Run:
 
 
 def _task(run: Run, test: TestSet, judging: JudgeChoice, **more: Any) -> _Task:
-    how, _ = resolve_decoding(run.plan, {})  # its note is about characters
+    how, notes = resolve_decoding(run.plan, {})
+    notes = [note for note in notes if "grammar" in note]  # others are about characters
     strict = is_strict(run.plan.decoding)
-    return _Task(test=test, judging=judging, strict=strict, decoding=how, **more)
+    return _Task(test=test, judging=judging, strict=strict, decoding=how, notes=notes, **more)
 
 
 def _evaluate_checkpoint(run: Run, choice: Choice | None, task: _Task) -> CheckpointResult:
