@@ -99,12 +99,13 @@ class Engine:
 
     def computing(self) -> list[Tensor]:
         """The parameters that get gradients."""
-        return self._learner.computing()
+        found: list[Tensor] = self._learner.computing()
+        return found
 
     def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
         """Sum the gradients of all ranks, clip them, step with them and clear them."""
         with self._phase("optimizer"):
-            applied = self._learner.step(rate=rate, max_norm=max_norm)
+            applied: StepResult = self._learner.step(rate=rate, max_norm=max_norm)
             self._after_step(step)  # AdaLoRA needs the gradients once more
             self._learner.discard()
         return applied
@@ -121,16 +122,19 @@ class Engine:
 
     def gradients(self) -> dict[str, Tensor]:
         """The accumulated gradients, by name."""
-        return self._learner.gradients()
+        found: dict[str, Tensor] = self._learner.gradients()
+        return found
 
     def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
         """Everything that changes in training, by group and name; whole on rank 0, and on all ranks
         if `everywhere`."""
-        return self._learner.tensors()
+        found: dict[str, dict[str, Tensor]] = self._learner.tensors()
+        return found
 
     def own_tensors(self) -> dict[str, dict[str, Tensor]]:
         """The same, as far as it is on this rank."""
-        return self._learner.tensors()
+        found: dict[str, dict[str, Tensor]] = self._learner.tensors()
+        return found
 
     def load(self, groups: Groups) -> None:
         """Restore what `tensors` returned, for any number of ranks."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_text
 from expert.core.text import gib
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
@@ -174,7 +175,7 @@ def _grammar(draft: PlanDraft) -> str:
     try:
         if file.suffix not in (".json", ".lark"):
             raise ValueError("expected a JSON Schema (.json) or a Lark grammar (.lark)")
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
         if file.suffix == ".json" and not isinstance(json.loads(text), dict):
             raise ValueError("expected a JSON object")
     except (OSError, ValueError) as error:
