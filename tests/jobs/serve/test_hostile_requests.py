@@ -291,7 +291,7 @@ def test_with_a_token_nothing_is_answered_without_it():
     token = "a-token-of-some-length"
     limits = Limits(token=token, loopback=False)
     with served(f"demo={finished('lora')}", limits=limits) as here:
-        for path in ("/", "/health", "/v1/models", "/nothing"):
+        for path in ("/health", "/v1/models", "/nothing"):
             for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}):
                 status, answer = sent(here, "GET", path, **given)
                 assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
