@@ -19,6 +19,7 @@ from expert.model.attention import (
     register_attention,
 )
 from tests.model.models import Batch, documents, make_batch
+from tests.training.preferences import batches_of
 
 WORDS = 40
 SMALL: dict[str, Any] = {
@@ -228,3 +229,35 @@ def test_packed_rows_on_the_card_give_what_written_out_attention_gives(kind, win
     right = gradients_of(model, other.float().square().sum())
     for name, gradient in left.items():
         assert (gradient - right[name]).norm() < 0.1 * gradient.norm(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["sdpa", "flash"])
+@pytest.mark.parametrize("flat", [False, True])
+def test_answers_that_share_a_prompt_attend_alike_with_every_kernel(kind, flat):
+    """Gathered keys and values against a mask, forward and backward."""
+    rows = [(range(1, 60), range(3, 40), range(7, 90)), (range(1, 200), range(2, 9), [5])]
+    (batch,) = batches_of(rows, length=512, bins=2, flat=flat)
+    moved: dict[str, Any] = {
+        name: value.to("cuda")
+        for name in batch.__dataclass_fields__
+        if isinstance(value := getattr(batch, name), Tensor)
+    }
+    batch = dataclasses.replace(batch, **moved)
+    places = batch.tokens.shape
+
+    def results(kind, dtype):
+        torch.manual_seed(0)
+        shape = (places[0], 4, places[1], 64)
+        drawn = [torch.randn(shape, device="cuda").to(torch.bfloat16) for _ in range(4)]
+        parts = [drawn[0], drawn[1][:, :2], drawn[2][:, :2]]  # two heads of keys
+        parts = [part.to(dtype).requires_grad_() for part in parts]
+        attend = attention_file._FUNCTIONS[kind]
+        output, _ = attend(None, *parts, None, **attention_kwargs(kind, batch))
+        weights = drawn[3].to(dtype).transpose(1, 2)
+        return [output.detach(), *torch.autograd.grad(output, parts, weights)]
+
+    expected = results("eager", torch.float32)
+    for ours, theirs in zip(results(kind, torch.bfloat16), expected, strict=True):
+        error = (ours.float() - theirs).norm() / theirs.norm()
+        assert float(error) < 2e-2  # bf16, as attention_failure allows

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.links import refuse_links, refuse_links_inside
-from expert.core.text import shell_quoted
+from expert.core.text import counted, shell_quoted
 from expert.data.examples.cached_results import (
     cached_content_hash,
     cached_survey,
@@ -26,7 +26,7 @@ from expert.data.examples.cached_results import (
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, detect_source_columns
-from expert.data.examples.formats import example_of
+from expert.data.examples.formats import example_of, pair_of
 from expert.data.examples.text_warnings import TextWarnings, overruled_system
 from expert.data.named_sources import (
     CACHE_KEY,
@@ -37,7 +37,7 @@ from expert.data.named_sources import (
 )
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.read.streams import data_error
-from expert.data.records import BadRow, Dropped, Example, Row, RowOutcome, Segment
+from expert.data.records import BadRow, Branched, Dropped, Example, Row, RowOutcome, Segment
 from expert.data.template.templates import Template, TemplateError, named_template
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import CharacterEncoder, Encoder, tokenizer_folder
@@ -305,13 +305,16 @@ def _formatter(
         late = seen.late_column(row.values) if watched else ""
         if late and late not in used:  # columns named in the manifest may appear late
             return BadRow(row.file, row.line, LATE_COLUMN.format(late, seen.rows))
-        example = example_of(row, columns)
-        if isinstance(example, BadRow | Dropped):
-            return example
+        made = pair_of(row, columns) if columns.rejected else example_of(row, columns)
+        if isinstance(made, BadRow | Dropped):
+            return made
+        example = made[0] if isinstance(made, list) else made
         reason = checks.reason(example) if checks is not None else ""
         if reason:
             return Dropped(reason)
         try:
+            if isinstance(made, list):
+                return Branched([template.segments(each, learn_prompt=False) for each in made])
             return template.segments(example, learn_prompt=learn_prompt)
         except TemplateError as error:
             return BadRow(row.file, row.line, str(error))
@@ -389,15 +392,21 @@ def source_column_remarks(
 
 
 def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str]:
-    found = TextWarnings()
+    found, alike = TextWarnings(), list[str]()
     for row in islice(reading.rows(), FIRST_ROWS):
         made = reading.segments_of(row) if isinstance(row, Row) else None
         if not isinstance(row, Row) or not isinstance(made, list):
             continue
+        if isinstance(made, Branched) and made.conversations[0] == made.conversations[1]:
+            alike.append(row.place)
         example = example_of(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
         found.note(example, made, row.place, overruled_system(row.values, columns))
-    return found.lines(name, found.examples)
+    lines = found.lines(name, found.examples)
+    if alike:
+        what = f"{counted(len(alike), 'row')} of the first {found.examples:,} prefer an answer to"
+        lines.append(f"{name}: {what} itself, such as {alike[0]}: nothing is learnt from them")
+    return lines
 
 
 def columns_read(line: DataPipeline) -> tuple[str, ...]:

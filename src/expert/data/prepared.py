@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from expert.data.inspect.shared_rows import SharedRows
     from expert.data.pack.pack_index import PackIndex
     from expert.data.tokens.documents import DocumentStore
@@ -27,6 +30,8 @@ class PreparedSplit:
     index_hit: bool
     rows: int = 0
     """All rows of the split, including those that packing left out."""
+    reference: NDArray[np.float32] | None = None
+    """For preference training, what `run/session/reference.py` measured, by document."""
 
     @property
     def statistics(self) -> DocumentStatistics:
@@ -48,7 +53,9 @@ class PreparedSplit:
         """The documents, memory-mapped; `index` selects those of this split."""
         from expert.data.tokens.documents import DocumentStore
 
-        return DocumentStore(*(prepared.folder for prepared in self.folders))
+        store = DocumentStore(*(prepared.folder for prepared in self.folders))
+        store.reference = self.reference
+        return store
 
 
 @dataclass(frozen=True)

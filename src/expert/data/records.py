@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -124,5 +124,18 @@ class TokenSegment(Segment):
     ids: npt.NDArray[np.int32]
 
 
+class Branched(list[Segment]):
+    """The segments of a row with several answers to one prompt: the prompt, then the answers."""
+
+    def __init__(self, conversations: Sequence[list[Segment]]) -> None:
+        """`conversations`: each answer after its prompt, as it is tokenised; one without segments
+        stands for an answer that the row does not have."""
+        self.conversations = conversations
+        first = next(segments for segments in conversations if segments)
+        prompt = [segment for segment in first if not segment.learn]
+        answers = [s for segments in conversations for s in segments if s.learn]
+        super().__init__([*prompt, *answers])
+
+
 RowOutcome = list[Segment] | BadRow | Dropped
-"""The outcome of a row."""
+"""The outcome of a row; its segments may be Branched."""

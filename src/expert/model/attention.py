@@ -84,29 +84,45 @@ def register_attention() -> None:
 
 def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
     """What the kernel must know about the batch, as keyword arguments of the model."""
+    branch = getattr(batch, "branch", None)
     if kind in ("flash", "flash4"):
-        return {"boundaries": batch.boundaries, "longest": batch.longest}
+        known = {"boundaries": batch.boundaries, "longest": batch.longest}
+        if branch is not None:
+            names = ("key_places", "key_boundaries", "key_copies")
+            known |= {name: getattr(batch, name) for name in names}
+        return known
     if kind == "flex":
-        return {"block_mask": document_block_mask(batch.positions)}
-    if kind == "sdpa" and batch.whole_rows:
+        return {"block_mask": document_block_mask(batch.positions, branch), "branch": branch}
+    if kind == "sdpa" and batch.whole_rows and branch is None:
         return {"document_mask": None}
-    return {"document_mask": document_mask(batch.positions)}
+    # In a branch, neighbouring places may be further apart or closer than their positions.
+    positions = None if branch is None else batch.positions
+    return {"document_mask": document_mask(batch.positions, branch), "positions": positions}
 
 
-def document_mask(positions: Tensor) -> Tensor:
-    """Bool [rows, 1, length, length]: True for earlier positions of the same document."""
+def document_mask(positions: Tensor, branch: Tensor | None = None) -> Tensor:
+    """Bool [rows, 1, length, length]: True for earlier positions of the same document that are in
+    the same `branch` of it or shared by all."""
     documents = _documents(positions)
     places = torch.arange(positions.shape[1], device=positions.device)
     same = documents[:, None, :, None] == documents[:, None, None, :]
-    return same & (places[:, None] >= places)
+    visible = same & (places[:, None] >= places)
+    if branch is None:
+        return visible
+    of_key = branch[:, None, None, :]
+    return visible & ((of_key == 0) | (of_key == branch[:, None, :, None]))
 
 
-def document_block_mask(positions: Tensor) -> Any:
+def document_block_mask(positions: Tensor, branch: Tensor | None = None) -> Any:
     """The same mask for FlexAttention, which skips fully masked blocks."""
     documents = _documents(positions)
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= key) & (documents[row, query] == documents[row, key])
+        seen = (query >= key) & (documents[row, query] == documents[row, key])
+        if branch is not None:
+            of_key = branch[row, key]
+            seen = seen & ((of_key == 0) | (of_key == branch[row, query]))
+        return seen
 
     rows, length = positions.shape
     build = _compiled(create_block_mask) if positions.is_cuda else create_block_mask
@@ -129,6 +145,11 @@ class KernelRequest(NamedTuple):
     boundaries: Any = None
     longest: int = 0
     block_mask: Any = None
+    branch: Any = None
+    positions: Any = None
+    key_places: Any = None
+    key_boundaries: Any = None
+    key_copies: Any = None
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
@@ -138,7 +159,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> T
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if asked.softcap is not None:
         scores = asked.softcap * torch.tanh(scores / asked.softcap)
-    hidden = ~_windowed(asked.document_mask, asked.sliding_window, query)
+    hidden = ~_windowed(asked.document_mask, asked, query)
     wide = torch.promote_types(scores.dtype, torch.float32)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=wide)
     weights = F.dropout(weights.to(value.dtype), asked.dropout)
@@ -151,7 +172,7 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Te
     if window is not None and window < length:
         if mask is None:
             mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-        mask = _windowed(mask, window, query)
+        mask = _windowed(mask, asked, query)
     options: dict[str, Any] = {"is_causal": True} if mask is None else {"attn_mask": mask}
     if query.shape[1] != key.shape[1]:
         # CUDA kernels with a mask do not support grouped heads and fall back to the math one.
@@ -170,7 +191,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> T
     """torch's varlen_attn over all rows concatenated. Grouped heads are not repeated."""
     flat, left = _flattened("flash", query, key, value, asked)
     options = _varlen_options(-1 if left is None else left)
-    ends = (asked.boundaries, asked.boundaries, asked.longest, asked.longest)
+    ends = (asked.boundaries, _key_boundaries(asked), asked.longest, asked.longest)
     output: Tensor = _VARLEN_ATTN(*flat, *ends, scale=asked.scaling, **options)
     return output.view(query.transpose(1, 2).shape)
 
@@ -181,7 +202,7 @@ def _flash_4(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) ->
     output: Tensor = _flash4()(
         *flat,
         cu_seqlens_q=asked.boundaries,
-        cu_seqlens_k=asked.boundaries,
+        cu_seqlens_k=_key_boundaries(asked),
         max_seqlen_q=asked.longest,
         max_seqlen_k=asked.longest,
         softmax_scale=asked.scaling,
@@ -203,8 +224,39 @@ def _flattened(
     rows, _, length, width = query.shape
     query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
     flat = [t.transpose(1, 2).reshape(rows * length, -1, width) for t in (query, key, value)]
+    if asked.key_places is not None:
+        gathered = (GatherKeys.apply(t, asked.key_places, asked.key_copies) for t in flat[1:])  # type: ignore[no-untyped-call]
+        flat[1:] = gathered
     window = asked.sliding_window
     return flat, window - 1 if window is not None and window < asked.longest else None
+
+
+def _key_boundaries(asked: KernelRequest) -> Any:
+    """Where the keys of each sequence begin: where it begins itself, unless keys were gathered."""
+    return asked.boundaries if asked.key_places is None else asked.key_boundaries
+
+
+class GatherKeys(torch.autograd.Function):
+    """Keys or values in the order of the sequences that see them, shared ones several times.
+
+    The gradient of a shared key is the sum over its copies, in the order of the branches: adding
+    them with atomics would give other bits in every run.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, places: Tensor, copies: Tensor) -> Tensor:
+        ctx.save_for_backward(copies)
+        return keys.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (copies,) = ctx.saved_tensors
+        total = gradients[0].index_select(0, copies[0])
+        for copy in copies[1:]:
+            # Rows of keys that no sequence sees are undefined: they must not be added.
+            other = gradients[0].index_select(0, copy.clamp(min=0))
+            total = total + torch.where((copy >= 0)[:, None, None], other, 0.0)
+        return total, None, None
 
 
 @functools.cache
@@ -231,6 +283,9 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Te
     softcap, window = asked.softcap, asked.sliding_window
     if window is not None and window >= query.shape[2]:
         window = None
+    if window is not None and asked.branch is not None:
+        what = "counts the places between two tokens, which several answers to a prompt share"
+        raise AttentionUnavailable("flex", what, "set attention: sdpa")
     score = _score_rule(window, softcap) if window is not None or softcap is not None else None
     query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
     grouped = query.shape[1] != key.shape[1]
@@ -301,11 +356,14 @@ def _repeated(keys: Tensor, query: Tensor) -> Tensor:
     return keys if groups == 1 else keys.repeat_interleave(groups, 1)
 
 
-def _windowed(mask: Tensor, window: int | None, query: Tensor) -> Tensor:
-    """The mask without positions `window` or more back."""
-    length = query.shape[2]
+def _windowed(mask: Tensor, asked: KernelRequest, query: Tensor) -> Tensor:
+    """The mask without positions that are further back than the window."""
+    length, window = query.shape[2], asked.sliding_window
     if window is None or window >= length:
         return mask
+    if asked.positions is not None:
+        of_rows: Tensor = asked.positions[:, None]
+        return mask & (of_rows[..., :, None] - of_rows[..., None, :] < window)
     places = torch.arange(length, device=query.device)
     return mask & (places[:, None] - places < window)
 

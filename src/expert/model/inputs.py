@@ -46,3 +46,21 @@ class ModelInput(Protocol):
     @property
     def whole_rows(self) -> bool:
         """Whether every row is a single document, possibly padded."""
+
+
+class BranchedInput(ModelInput, Protocol):
+    """Documents with several answers to one prompt; `BranchArrays` in data/feed/branches.py
+    describes their arrays. For attention there are also `key_places`, `key_boundaries` and
+    `key_copies`: the keys that each sequence sees."""
+
+    @property
+    def branch(self) -> Tensor:
+        """int32 [rows, length]: 0 where all answers share, else which branch of its document."""
+
+    @property
+    def answers(self) -> Tensor:
+        """int32 [rows * length]: the answer that each target is part of."""
+
+    @property
+    def reference(self) -> Tensor:
+        """float32 [answers]: their log-probabilities under the starting weights."""

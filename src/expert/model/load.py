@@ -34,8 +34,8 @@ from expert.model.base_folder import (
 from expert.model.blocks import find_blocks
 from expert.model.chargpt import CharGpt, load_char_gpt
 from expert.model.errors import ModelError
-from expert.model.inputs import ModelInput
-from expert.model.loss import evaluated, kernel_for, summed_loss
+from expert.model.inputs import BranchedInput, ModelInput
+from expert.model.loss import evaluated, kernel_for, summed_loss, target_losses
 from expert.model.quantised import (
     prepare_quantised_layers,
     quantization_config,
@@ -137,13 +137,27 @@ class LoadedModel:
             loss = loss + (penalty - penalty.detach())
         return loss
 
+    def answer_logps(self, batch: BranchedInput) -> tuple[Tensor, Tensor]:
+        """For every answer of a batch of documents that branch: the sum of the log-probabilities of
+        its tokens (float32), and how many these are. 0 and 0 for answers that are not there."""
+        losses = self._computed(
+            lambda: target_losses(
+                *self._loss_inputs(batch),
+                chunk=self.kernels.loss_chunk,
+                kernel=kernel_for(batch.tokens.device),
+                **self._head_options(),
+            )
+        )
+        # Answers follow each other, so each is a segment: summed in order, and without atomics.
+        numbers = torch.arange(len(batch.reference) + 1, device=losses.device, dtype=torch.int32)
+        edges = torch.searchsorted(batch.answers[: len(losses)], numbers)
+        sums = torch.segment_reduce(-losses, "sum", offsets=edges, initial=0, unsafe=True)
+        return sums, edges.diff()
+
     @torch.no_grad()
     def evaluate(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
         """(loss summed over the targets, number of correct targets), without dropout."""
-        was_training = self.module.training
-        if was_training:
-            self.module.eval()
-        try:
+        with self.answering():
             result: tuple[Tensor, Tensor] = self._computed(
                 lambda: evaluated(
                     *self._loss_inputs(batch),
@@ -152,9 +166,16 @@ class LoadedModel:
                 )
             )
             return result
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Compute as an expert that answers does: without dropout."""
+        was_training = self.module.training
+        self.module.train(False)
+        try:
+            yield
         finally:
-            if was_training:
-                self.module.train()
+            self.module.train(was_training)
 
     def _loss_inputs(self, batch: ModelInput) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
         """What a loss is computed from, first of all the hidden states."""

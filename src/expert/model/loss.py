@@ -101,6 +101,35 @@ def summed_loss(
     return loss
 
 
+def target_losses(
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    target_places: Tensor,
+    targets: int,
+    *,
+    chunk: int | None = None,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float = 1.0,
+    kernel: Kernel = "torch",
+) -> Tensor:
+    """The cross-entropy of every target, in order; what `summed_loss` sums.
+
+    The gradient of a target's loss with respect to its hidden state does not depend on what is made
+    of the losses, so the forward computes it and the backward only scales it. The gradients of head
+    and bias do: for them the backward computes the logits again.
+    """
+    dtype = computed_in(hidden)
+    rules = HeadRules(scale=scale, softcap=softcap)
+    hidden, labels = hidden.to(dtype), labels.reshape(-1)
+    chunks = _Chunks(labels, target_places, targets, _chunk_rows(chunk, hidden, head))
+    training = torch.is_grad_enabled()
+    wanted = tuple(training and t is not None and t.requires_grad for t in (hidden, head, bias))
+    losses: Tensor = _TargetLosses.apply(hidden, head, bias, chunks, rules, kernel, wanted)  # type: ignore[no-untyped-call]
+    return losses
+
+
 @torch.no_grad()
 def evaluated(
     hidden: Tensor,
@@ -168,16 +197,8 @@ class _FusedLoss(torch.autograd.Function):
         d_bias = torch.zeros_like(bias, dtype=wide) if wanted[2] and bias is not None else None
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         narrow = head.to(hidden.dtype)
-        logits = hidden.new_empty(chunks.size if chunks.targets else 0, head.shape[0])
-        for places, labels in chunks:
-            rows = hidden.index_select(0, places)
-            _logits_into(logits, rows, narrow, bias)
-            if kernel == "triton":
-                losses = losses_and_gradients(
-                    logits, labels, scale=rules.scale, softcap=rules.softcap
-                )
-            else:
-                losses = _torch_rows(logits, labels, rules, gradients=any(wanted))
+        passed = _chunk_losses(hidden, narrow, bias, chunks, rules, kernel, gradients=any(wanted))
+        for places, rows, logits, losses in passed:
             loss += losses.sum()
             # From here on the buffer holds the gradient of the logits.
             if d_hidden is not None:
@@ -195,6 +216,86 @@ class _FusedLoss(torch.autograd.Function):
         pairs = zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         scaled = [None if t is None else _times(t, gradients[0]).to(dtype) for t, dtype in pairs]
         return (*scaled, None, None, None, None)
+
+
+class _TargetLosses(torch.autograd.Function):
+    """The loss of every target; see `target_losses`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        bias: Tensor | None,
+        chunks: _Chunks,
+        rules: HeadRules,
+        kernel: Kernel,
+        wanted: tuple[bool, bool, bool],
+    ) -> Tensor:
+        losses = hidden.new_empty(chunks.targets, dtype=_wide(hidden.dtype))
+        d_rows = hidden.new_empty(chunks.targets, hidden.shape[1]) if wanted[0] else None
+        narrow = head.to(hidden.dtype)
+        passed = _chunk_losses(hidden, narrow, bias, chunks, rules, kernel, gradients=wanted[0])
+        for number, (_, _, logits, of_chunk) in enumerate(passed):
+            here = slice(number * chunks.size, min((number + 1) * chunks.size, chunks.targets))
+            count = here.stop - here.start
+            losses[here] = of_chunk.view(-1)[:count]
+            if d_rows is not None:
+                d_rows[here] = torch.mm(logits[:count], narrow)
+        trains_head = wanted[1] or wanted[2]
+        ctx.save_for_backward(d_rows, *((hidden, head, bias) if trains_head else ()))
+        ctx.parts = chunks, rules, kernel, wanted, hidden.shape
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        chunks, rules, kernel, wanted, shape = ctx.parts
+        d_rows, *of_head = ctx.saved_tensors
+        factors = gradients[0][:, None]
+        d_hidden = d_head = d_bias = None
+        if d_rows is not None:
+            d_hidden = d_rows.new_zeros(shape)
+            scaled = (d_rows * factors).to(d_rows.dtype)
+            # Targets that fill up a captured batch are the last place again, and have no label.
+            d_hidden.index_copy_(0, chunks.target_places[: chunks.targets].long(), scaled)
+        if of_head:
+            hidden, head, bias = of_head
+            d_head = torch.zeros_like(head, dtype=factors.dtype) if wanted[1] else None
+            d_bias = torch.zeros_like(bias, dtype=factors.dtype) if wanted[2] else None
+            again = _chunk_losses(hidden, head.to(hidden.dtype), bias, chunks, rules, kernel)
+            for number, (_, rows, logits, _) in enumerate(again):
+                its = factors[number * chunks.size : (number + 1) * chunks.size]
+                scaled = (logits[: len(its)] * its).to(hidden.dtype)
+                if d_head is not None:
+                    _add_product(d_head, scaled, rows[: len(its)])
+                if d_bias is not None:
+                    d_bias += scaled.sum(0, dtype=d_bias.dtype)
+            d_head = None if d_head is None else d_head.to(head.dtype)
+            d_bias = None if d_bias is None else d_bias.to(bias.dtype)
+        return d_hidden, d_head, d_bias, None, None, None, None
+
+
+def _chunk_losses(
+    hidden: Tensor,
+    head: Tensor,
+    bias: Tensor | None,
+    chunks: _Chunks,
+    rules: HeadRules,
+    kernel: Kernel,
+    *,
+    gradients: bool = True,
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Chunk by chunk: places, their hidden states, the gradient of the logits, and the losses. The
+    gradients of all chunks are in the same memory."""
+    logits = hidden.new_empty(chunks.size if chunks.targets else 0, head.shape[0])
+    for places, labels in chunks:
+        rows = hidden.index_select(0, places)
+        _logits_into(logits, rows, head, bias)
+        if kernel == "triton":
+            losses = losses_and_gradients(logits, labels, scale=rules.scale, softcap=rules.softcap)
+        else:
+            losses = _torch_rows(logits, labels, rules, gradients=gradients)
+        yield places, rows, logits, losses
 
 
 def _chunk_rows(chunk: int | None, hidden: Tensor, head: Tensor) -> int:

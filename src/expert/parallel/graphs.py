@@ -23,8 +23,11 @@ from torch import Tensor
 
 from expert.core.errors import ExpertError
 
-TENSORS = ("tokens", "labels", "positions", "boundaries", "soft_mask", "target_places")
-"""The tensors of a batch that a model reads."""
+TENSORS = (
+    *("tokens", "labels", "positions", "boundaries", "soft_mask", "target_places"),
+    *("branch", "key_places", "key_boundaries", "key_copies", "answers", "reference"),
+)
+"""The tensors of a batch that a model or an objective reads."""
 WARM_UPS = 2
 """Passes before the first is captured, for each shape if they are compiled: kernels are compiled,
 tuned and given workspace on first use, none of which can be captured."""

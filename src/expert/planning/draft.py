@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.kinds import PREFERENCES
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.decisions import Decision, Remark, Source
 from expert.planning.machine.target import Cluster, Target
@@ -172,6 +173,8 @@ class PlanDraft:
         asked = self.config.overlong
         if asked != "auto":
             return asked, SET, "manifest"
+        if self.config.method in PREFERENCES:
+            return "drop", "an answer that is cut is another answer", "preset"
         if self.is_char_model:
             return "split", "a corpus is cut into blocks", "preset"
         if self.config.tokenize == "late":

@@ -31,6 +31,7 @@ from expert.planning.choose.parallel import settle_engine, warn_of_idle_ranks
 from expert.planning.choose.recipe import (
     settle_adapter,
     settle_model,
+    settle_objective,
     settle_optimisation,
     settle_watching,
 )
@@ -112,6 +113,7 @@ def make_plan(
 def _settle_all(draft: PlanDraft, benchmarks: list[MeasuredRate]) -> None:
     """Make every choice, each after those it depends on."""
     settle_model(draft)
+    settle_objective(draft)
     rank, targets = settle_adapter(draft)
     choose_precision(draft)
     choose_tf32(draft)

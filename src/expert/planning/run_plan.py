@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from expert.manifest.schema.kinds import Engine
+from expert.manifest.schema.kinds import WITHOUT_REFERENCE, Engine, Method, PreferenceLoss
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Decision, Remark, Source
 
@@ -32,6 +32,29 @@ class ModelPlan(Slice):
     architecture: dict[str, Any] | None
     quantization: str
     prompt_template: str | None
+
+
+class ObjectivePlan(Slice):
+    """What the model learns: to predict answers (sft), or which of two is preferred."""
+
+    method: Method = "sft"
+    loss: PreferenceLoss | None = None
+    """None: next-token loss, which has none of the values below."""
+    beta: float = 0.0
+    label_smoothing: float = 0.0
+    simpo_gamma: float = 0.0
+    sft_weight: float = 0.0
+    start: str | None = None
+    """Identifies the weights that training starts from, if they are not those of the base."""
+
+    @property
+    def branches(self) -> int:
+        """Answers of every document; 0: documents are not divided."""
+        return 0 if self.loss is None else 2
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss is not None and self.loss not in WITHOUT_REFERENCE
 
 
 class AdapterPlan(Slice):
@@ -212,6 +235,7 @@ class RunPlan(Slice):
     expert: str
     target: str
     model: ModelPlan
+    objective: ObjectivePlan
     adapter: AdapterPlan
     kernels: KernelPlan
     data: DataPlan

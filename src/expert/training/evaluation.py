@@ -38,7 +38,8 @@ class EvalResult:
     """Means over all target tokens."""
 
     loss: float
-    token_accuracy: float
+    token_accuracy: float | None
+    """None if the loss is not that of tokens; then there is no perplexity either."""
     targets: int
     examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -52,6 +53,8 @@ class EvalResult:
 
     def fields(self) -> dict[str, Any]:
         """As fields of an event."""
+        if self.token_accuracy is None:
+            return {"loss": self.loss, **self.metrics}
         return {
             "loss": self.loss,
             "perplexity": self.perplexity,
@@ -62,7 +65,8 @@ class EvalResult:
 
     def metric(self, name: str) -> float:
         """The metric that a manifest calls eval_loss, eval_perplexity or eval_token_accuracy."""
-        return float(getattr(self, name.removeprefix("eval_")))
+        name = name.removeprefix("eval_")
+        return float(self.metrics[name] if name in self.metrics else getattr(self, name))
 
 
 class NoTargetTokens(ExpertError):

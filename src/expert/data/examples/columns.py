@@ -75,9 +75,8 @@ EXTRA_CONTENT_COLUMNS = frozenset(
     }
 )
 """The same, except in conversations, whose messages are complete."""
-PREFERRED, ALL = "preferred", "all"
-"""Values of training.dataset.preference_rows. Only supervised fine-tuning is supported, but it can
-use the preferred answers of preference rows on request."""
+PREFERRED, PAIRS, ALL = "preferred", "pairs", "all"
+"""Values of training.dataset.preference_rows."""
 _PAIRS = (
     ("chosen", "rejected"),
     ("preferred_output", "non_preferred_output"),
@@ -112,6 +111,9 @@ class Columns:
     history: str = ""
     label: str = ""
     """Marks the good answers; rows with other answers are left out."""
+    rejected: str = ""
+    """The rejected answers, if pairs are trained on; the preferred ones are in `response`, or in
+    `messages` with their prompt."""
     json_values: bool = False
     """Lists and objects are trained on as JSON text."""
     has_messages: bool = False
@@ -121,7 +123,7 @@ class Columns:
     def used(self) -> dict[str, str]:
         parts = (
             *("system", "history", "instruction", "input", "response", "tools"),
-            *("messages", "text", "label"),
+            *("messages", "text", "rejected", "label"),
         )
         return {part: getattr(self, part) for part in parts if getattr(self, part)}
 
@@ -205,6 +207,8 @@ def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Colum
         found = found or _exchange_or_text_columns(seen, requested, spec.json_values)
     if found is None:
         raise _no_columns_error(seen, known, requested)
+    if spec.preference_rows == PAIRS:
+        found = replace(found, rejected=_rejected(seen, requested, found))
     if found.kind == "text" and "text" not in requested and {"role", "parent_id"} <= known.keys():
         raise DataError(
             "each row is a single message of a tree of conversations (columns role and parent_id) "
@@ -254,11 +258,11 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
     pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
     if pair and "response" not in requested:
         chosen, rejected = known[pair[0]], known[pair[1]]
-        if rows != PREFERRED:
+        if rows not in (PREFERRED, PAIRS):
             raise DataError(
-                f"preference rows ({chosen!r} and {rejected!r}) need DPO; only supervised "
-                f"fine-tuning is built  (to train on the answers in {chosen!r} alone: "
-                f"{_PREFERRED_KEY}, or expert new --preferred)"
+                f"preference rows ({chosen!r} and {rejected!r})  (to train on both: "
+                "training.config.method: dpo; to train on the answers in "
+                f"{chosen!r} alone: {_PREFERRED_KEY}, or expert new --preferred)"
             )
         requested["response"] = chosen
         if not requested.keys() & {"instruction", "messages"}:
@@ -285,6 +289,21 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
             f"training.dataset.preference_rows: {ALL})"
         )
     return label
+
+
+def _rejected(seen: ColumnSurvey, requested: Mapping[str, str], found: Columns) -> str:
+    """The column of the rejected answers."""
+    known = _by_lower_name(seen.names)
+    pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), ("", ""))
+    column = requested.get("rejected") or known.get(pair[1], "")
+    if not column or found.kind not in ("instruction", "messages"):
+        pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
+        raise DataError(
+            f"no two columns hold a preferred and a rejected answer (looked for {pairs}); "
+            f"{columns_found(seen.names)}  (name them: {_MAPPING}.response and {_MAPPING}.rejected;"
+            " or train on single answers: training.config.method: sft)"
+        )
+    return column
 
 
 def _messages_columns(seen: ColumnSurvey, requested: Mapping[str, str]) -> Columns | None:

@@ -55,6 +55,25 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
         return BadRow(row.file, row.line, str(fault), raw=raw)
 
 
+def pair_of(row: Row, columns: Columns) -> list[Example] | BadRow | Dropped:
+    """The conversation with the preferred answer and the one with the rejected answer. Only their
+    last answers are trained on."""
+    its_own = bool(columns.response)  # else the prompt is in the same messages
+    other = replace(columns, response=columns.rejected) if its_own else None
+    pair = []
+    for its in (columns, other or replace(columns, messages=columns.rejected)):
+        example = example_of(row, its)
+        if not isinstance(example, Example):
+            return example
+        *before, last = example.turns
+        if last.role != "assistant":
+            where = f"column {its.response or its.messages!r}"
+            return BadRow(row.file, row.line, f"{where}: the last message is not an answer")
+        before = [replace(turn, in_prompt=turn.role == "assistant") for turn in before]
+        pair.append(replace(example, turns=(*before, last)))
+    return pair
+
+
 def _is_preferred(value: Any, column: str) -> bool:
     known = _TRUTHS.get(value.strip().lower()) if isinstance(value, str) else value
     if known not in (0, 1):

@@ -7,12 +7,13 @@ is trained on. They must not be shifted again later.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from expert.data.feed.branches import BranchArrays, Branches, counted_from
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 from expert.data.tokens.encoder import edges_of
@@ -35,17 +36,25 @@ class BatchShape:
     length: int
     """Places in a row, and the longest possible document."""
     max_documents: int
-    """Documents there are boundaries for; padding at the end of a row counts as one."""
+    """Documents there are boundaries for; padding at the end of a row counts as one, and so does
+    every branch of a document but the first."""
+    branches: int = 0
+    """Answers of every document, if documents branch."""
+    answers: int = 0
+    """Answers of all documents that a batch has room for."""
 
     @property
     def places(self) -> int:
         return self.rows * self.length
 
     @classmethod
-    def for_index(cls, index: PackIndex, rows: int, *, multiple: int = 8) -> BatchShape:
+    def for_index(
+        cls, index: PackIndex, rows: int, *, multiple: int = 8, branches: int = 0
+    ) -> BatchShape:
         """The fewest boundaries that fit the `rows` fullest bins, each with padding."""
-        most = int(np.sort(np.diff(index.bin_offsets))[-rows:].sum()) + rows
-        return cls(rows, index.length, -(-most // multiple) * multiple)
+        documents = int(np.sort(np.diff(index.bin_offsets))[-rows:].sum())
+        most = -(-(documents * max(1, branches) + rows) // multiple) * multiple
+        return cls(rows, index.length, most, branches, documents * branches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,8 @@ class BatchArrays:
     """Places of the soft prompt."""
     target_places: NDArray[np.int32]
     """Places with a label, in order; the rest is the last place, which never has one."""
+    branches: BranchArrays | None = None
+    """If documents branch into several answers."""
 
     @classmethod
     def allocate(cls, shape: BatchShape) -> BatchArrays:
@@ -96,17 +107,20 @@ class BatchArrays:
 
     def shaped(self, rows: int, length: int) -> BatchArrays:
         """The beginning of the same memory with this number of rows and length."""
-        shape = BatchShape(rows, length, self.shape.max_documents)
+        shape = replace(self.shape, rows=rows, length=length)
         flat = {
             name: getattr(self, name)[: shape.places]
             for name in ("tokens", "labels", "positions", "soft_mask", "target_places")
         }
-        return BatchArrays(shape, boundaries=self.boundaries, **flat)
+        branches = self.branches and self.branches.shaped(shape.places)
+        return BatchArrays(shape, boundaries=self.boundaries, branches=branches, **flat)
 
     def clear_labels(self) -> None:
         """Remove all labels, so that the batch does not affect training."""
         self.labels.fill(IGNORED)
         self.target_places.fill(self.shape.places - 1)
+        if self.branches is not None:
+            self.branches.clear()
 
 
 def fill_batch(
@@ -136,22 +150,24 @@ def fill_batch(
         raise ValueError(f"{what} do not fit into {shape.rows} rows of {shape.length}")
     row_starts = np.arange(shape.rows + 1) * shape.length
     out.tokens.fill(PAD_ID)
-    ends, counts = _fill_rows(out, index, numbers, store, flat=flat)
+    ends, counts, branches = _fill_rows(out, index, numbers, store, flat=flat)
     padding = ends[:0]
     if flat:
         # At most as long as a document: a kernel computes no more, and leaves the rest undefined.
         padding = np.arange(int(ends[-1]) if len(ends) else 0, shape.places, index.length)
-    edges = np.unique(np.concatenate((row_starts, ends, padding)))
+    later, shared = branches.later() if branches is not None else (ends[:0], ends[:0])
+    edges = np.unique(np.concatenate((row_starts, ends, padding, later)))
     if len(edges) > len(out.boundaries):
         what = f"{len(edges) - 1} documents in a batch"
         raise ValueError(f"{what} that has boundaries for {shape.max_documents}")
     out.boundaries.fill(shape.places)
     out.boundaries[: len(edges)] = edges
-    # Positions count from 0 between edges: a cumulative sum of ones, reset where a document begins.
-    out.positions.fill(1)
-    out.positions[0] = 0
-    out.positions[edges[1:-1]] = 1 - np.diff(edges)[:-1]
-    np.cumsum(out.positions, out=out.positions)
+    # Positions count from 0 between edges; a later branch continues those that its document shares.
+    first = np.zeros(len(edges) - 1, np.int64)
+    first[np.searchsorted(edges, later)] = shared
+    out.positions[:] = np.arange(shape.places) - np.repeat(edges[:-1] - first, np.diff(edges))
+    if branches is not None and out.branches is not None:
+        branches.fill(out.branches, edges)
     return counts
 
 
@@ -162,13 +178,13 @@ def _fill_rows(
     store: FlatDocuments,
     *,
     flat: bool = False,
-) -> tuple[Numbers, BatchCounts]:
+) -> tuple[Numbers, BatchCounts, Branches | None]:
     """Write the documents of each bin into its row, or all of them end to end: everything except
-    padding and positions. Returns where each document ends, and the counts."""
+    padding and positions. Returns where each document ends, the counts, and its branches."""
     soft, places = index.soft_tokens, out.shape.places
     row_starts = np.arange(len(numbers)) * out.shape.length
     in_bin = index.bin_offsets[numbers + 1] - index.bin_offsets[numbers]
-    pieces = _counted_from(index.bin_offsets[numbers], in_bin)
+    pieces = counted_from(index.bin_offsets[numbers], in_bin)
     documents, starts, stops = (
         column[pieces] for column in (index.piece_document, index.piece_start, index.piece_stop)
     )
@@ -180,27 +196,28 @@ def _fill_rows(
     # A token to train on is the label of the place before it, if that is in the same piece.
     first = np.maximum(spans[:, 0], np.repeat(starts + 1, many))
     trained = np.maximum(np.minimum(spans[:, 1], np.repeat(stops, many)) - first, 0)
-    targets = _counted_from(first + np.repeat(begins - starts - 1, many), trained)
+    targets = counted_from(first + np.repeat(begins - starts - 1, many), trained)
     out.target_places[: len(targets)] = targets
     out.target_places[len(targets) : places] = places - 1
     out.labels[:places] = IGNORED
     out.labels[targets] = out.tokens[targets + 1]
     out.soft_mask[:places] = False
     if soft:
-        out.soft_mask[_counted_from(begins - soft, np.full(len(begins), soft))] = True
+        out.soft_mask[counted_from(begins - soft, np.full(len(begins), soft))] = True
     limits: Any = (starts, stops)  # examples_in works for arrays as well as numbers
     examples = int(np.sum(index.examples_in(*limits)))
     real = int(ends[-1]) - soft * len(pieces)
-    return ends[1:] + shifts, BatchCounts(len(targets), real, examples)
-
-
-def _counted_from(firsts: Numbers, counts: Numbers) -> NDArray[np.int64]:
-    """Concatenated ranges: `counts[i]` consecutive numbers starting at `firsts[i]`."""
-    stops = np.cumsum(counts)
-    total = int(stops[-1]) if len(stops) else 0
-    numbers: NDArray[np.int64] = np.arange(total)
-    numbers += np.repeat(firsts - (stops - counts), counts)
-    return numbers
+    branches = None
+    if out.branches is not None:
+        # Two spans for each branch: an empty one where it begins, and its answer.
+        pairs = spans.reshape(len(documents), out.branches.count, 2, 2)
+        begin = pairs[:, :, 0, 0].astype(np.int64)
+        sizes = np.diff(begin, axis=1, append=(stops - starts)[:, None])
+        trained = trained.reshape(len(documents), out.branches.count, 2)[:, :, 1]
+        known = store.reference
+        reference = None if known is None else known[documents]
+        branches = Branches(begins, begin, sizes, trained, reference)
+    return ends[1:] + shifts, BatchCounts(len(targets), real, examples), branches
 
 
 def padded_batch(
@@ -216,5 +233,5 @@ def padded_batch(
     out = BatchArrays.allocate(shape)
     out.tokens.fill(PAD_ID)
     out.positions[:] = np.tile(np.arange(shape.length, dtype=np.int32), shape.rows)
-    _, counts = _fill_rows(out, index, numbers, store)
+    _, counts, _ = _fill_rows(out, index, numbers, store)
     return out, counts

@@ -22,12 +22,14 @@ from torch import Tensor
 
 from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, fill_batch
+from expert.data.feed.branches import BranchArrays
 from expert.data.feed.order import DataOrder, StepBins, rank_batches
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 
 ALIGNMENT = 16  # int32 numbers: every array of a buffer starts at a multiple of 64 bytes
 POLL_SECONDS = 0.2
+BRANCH_TENSORS = ("branch", "key_places", "key_boundaries", "key_copies", "answers", "reference")
 FLAT_TO = 256
 """Rows laid end to end are padded to a multiple of this: it suits the tiles of matrix products and
 keeps the number of different sizes small."""
@@ -53,6 +55,13 @@ class Batch:
     whole_rows: bool
     """Every row is one document, so that plain causal attention is correct."""
     bins: tuple[int, ...]
+    branch: Tensor | None = None
+    """If documents branch into several answers, what `BranchArrays` describes, from here on."""
+    key_places: Tensor | None = None
+    key_boundaries: Tensor | None = None
+    key_copies: Tensor | None = None
+    answers: Tensor | None = None
+    reference: Tensor | None = None
 
     @property
     def targets(self) -> int:
@@ -97,6 +106,7 @@ class _Layout:
             "target_places": shape.places,
             "boundaries": shape.max_documents + 1,
             "soft_mask": -(-shape.places // 4) if soft else 0,
+            **(BranchArrays.room(shape) if shape.branches else {}),
         }
         self._slices: dict[str, slice] = {}
         end = 0
@@ -116,7 +126,13 @@ class _Layout:
         soft_mask = np.zeros(self.shape.places, np.bool_)  # not sent without a soft prompt
         if self.soft:
             soft_mask = flags.view(np.bool_)[: self.shape.places]
-        return BatchArrays(shape=self.shape, soft_mask=soft_mask, **parts)
+        branches = None
+        if count := self.shape.branches:
+            own = {name: parts.pop(name) for name in BRANCH_TENSORS}
+            own["key_copies"] = own["key_copies"].reshape(count, -1)
+            own["reference"] = own["reference"].view(np.float32)
+            branches = BranchArrays(count=count, **own)
+        return BatchArrays(shape=self.shape, soft_mask=soft_mask, branches=branches, **parts)
 
     def tensors(self, parts: dict[str, Tensor], rows: int, length: int) -> dict[str, Any]:
         """The beginning of a block's parts on the device, in so many rows."""
@@ -128,6 +144,15 @@ class _Layout:
         soft_mask = None
         if self.soft:
             soft_mask = parts["soft_mask"].view(torch.bool)[:places].view(rows, length)
+        if count := self.shape.branches:
+            shaped |= {
+                "branch": parts["branch"][:places].view(rows, length),
+                "key_places": parts["key_places"][: count * places],
+                "key_boundaries": parts["key_boundaries"],
+                "key_copies": parts["key_copies"][: count * places].view(count, places),
+                "answers": parts["answers"][:places],
+                "reference": parts["reference"].view(torch.float32),
+            }
         return {
             **shaped,
             "boundaries": parts["boundaries"],

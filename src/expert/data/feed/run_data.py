@@ -140,7 +140,7 @@ def training_feed(
                 restart=restart,
                 **more,
             )
-        shape = BatchShape.for_index(split.index, rows)
+        shape = BatchShape.for_index(split.index, rows, branches=plan.objective.branches)
         batches = -(-order.bins_per_step // (rows * world.size))
         whole_rows = has_whole_rows(split)
         works = _prepared_works(plan, split, order.steps(done, total))
@@ -206,9 +206,14 @@ def evaluation_shape(
     if not plan.kernels.compile or plan.is_padded or len(splits) < 2:
         return None
     rows = min(rows, -(-splits[0].index.bins // world.size))
-    shapes = [BatchShape.for_index(split.index, rows) for split in splits]
-    length, documents = (max(getattr(s, k) for s in shapes) for k in ("length", "max_documents"))
-    return EvaluationShape(BatchShape(rows, length, documents), all(map(has_whole_rows, splits)))
+    branches = plan.objective.branches
+    shapes = [BatchShape.for_index(split.index, rows, branches=branches) for split in splits]
+    most = {
+        name: max(getattr(shape, name) for shape in shapes)
+        for name in ("length", "max_documents", "answers")
+    }
+    shape = BatchShape(rows, branches=branches, **most)
+    return EvaluationShape(shape, all(map(has_whole_rows, splits)))
 
 
 def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
@@ -255,7 +260,9 @@ def split_batches(
     )
     feed = PackedFeed(
         works,
-        shape.batch if shape else BatchShape.for_index(index, rows),
+        shape.batch
+        if shape
+        else BatchShape.for_index(index, rows, branches=plan.objective.branches),
         batches_per_step=1,
         device=device,
         soft=index.soft_tokens > 0,

@@ -62,6 +62,19 @@ def _truncation_warning(plan: RunPlan, split: PreparedSplit) -> str:
     )
 
 
+def _dropped_pairs_warning(plan: RunPlan, split: PreparedSplit) -> str:
+    """A warning about pairs without room in a sequence: none of them is cut."""
+    dropped = split.index.overlong.dropped
+    if not dropped:
+        return ""
+    share = dropped / max(1, split.rows)
+    return (
+        f"{split.name}: {dropped:,} of {counted(split.rows, 'pair')} ({share:.0%}) are left out: "
+        f"prompt and answers together are longer than max_seq_length {plan.data.max_seq_length} "
+        f"(the longest has {split.statistics.longest:,} tokens)  (a larger {MAX_LENGTH})"
+    )
+
+
 def remarks_on_length(
     plan: RunPlan, *splits: PreparedSplit | None, cut: bool = True
 ) -> list[Remark]:
@@ -73,6 +86,7 @@ def remarks_on_length(
             left_out_warning(plan, each.name, unlearnt, each.rows, each.statistics.longest)
         )
         texts.append(_truncation_warning(plan, each) if cut else "")
+        texts.append(_dropped_pairs_warning(plan, each) if plan.objective.loss else "")
     return [Remark.warning(MAX_LENGTH, text) for text in texts if text]
 
 

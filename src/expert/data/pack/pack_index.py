@@ -102,6 +102,12 @@ class PackIndex:
         ]
         return np.array(taken, dtype=np.int64)
 
+    def documents_in(self, bins: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
+        """The documents of some bins, in order."""
+        begins, ends = self.bin_offsets[bins], self.bin_offsets[bins + 1]
+        parts = [self.piece_document[a:b] for a, b in zip(begins, ends, strict=True)]
+        return np.concatenate([*parts, self.piece_document[:0]])
+
     def statistics(self) -> PackStatistics:
         """How well the bins are filled."""
         sizes = self.piece_stop - self.piece_start + self.soft_tokens

@@ -50,6 +50,8 @@ class FlatDocuments:
         self._offsets = _joined([shard.offsets for shard in shards])
         self._span_offsets = _joined([shard.span_offsets for shard in shards])
         self.lengths: Numbers = _joined([np.diff(shard.offsets) for shard in shards])
+        self.reference: NDArray[np.float32] | None = None
+        """Log-probabilities of the answers of each document under the starting weights."""
 
     def __len__(self) -> int:
         return self._first[-1]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from expert.core.files import read_json, read_text, sha256_of
-from expert.data.records import DataError, DataNotFound, Segment, TokenSegment
+from expert.data.records import Branched, DataError, DataNotFound, Segment, TokenSegment
 from expert.data.tokens.words import WordTokens
 from expert.planning.models.model_files import load_tokenizer_json, tokenizer_errors
 from expert.planning.models.resolve import near_model
@@ -124,8 +124,10 @@ class TextEncoder:
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
         """Every document begins with the tokenizer's prefix, which is not trained on. Token rows
         are just concatenated."""
+        if documents and isinstance(documents[0], Branched):
+            return joined_answers(documents, self.encode)
         if documents and documents[0] and isinstance(documents[0][0], TokenSegment):
-            return _batch_of_tokens(documents)
+            return batch_of_tokens(documents)
         ids: list[int] = []
         lengths, spans, span_counts = [], [], []
         texts = ["".join([segment.text for segment in segments]) for segments in documents]
@@ -200,7 +202,8 @@ def edges_of(counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return edges
 
 
-def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+def batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+    """Documents whose segments are tokens already."""
     parts: list[Ids] = []
     lengths, spans, span_counts = [], [], []
     for document in documents:
@@ -216,6 +219,59 @@ def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
         span_counts.append(2 * pairs)
     columns = (np.array(numbers, np.int32) for numbers in (lengths, spans, span_counts))
     return EncodedBatch(np.concatenate(parts), *columns)
+
+
+def joined_answers(
+    rows: Sequence[Sequence[Segment]], encode: Callable[[Sequence[list[Segment]]], EncodedBatch]
+) -> EncodedBatch:
+    """Rows of several answers as documents that hold their prompt once: [shared | answer | answer].
+
+    Every conversation is tokenised as if alone. They share the tokens with which all begin,
+    without the last before an answer: each branch repeats that one, since it predicts the answer's
+    first token. The spans of a document are two for each branch: an empty one where it begins, and
+    that of its answer. What follows an answer is never needed, and left out.
+    """
+    conversations = [
+        each for row in rows if isinstance(row, Branched) for each in row.conversations
+    ]
+    batch = encode(conversations)
+    ends = iter(zip(edges_of(batch.lengths), edges_of(batch.span_counts), strict=True))
+    first_id, first_span = next(ends)
+    ids: list[Ids] = []
+    lengths, spans, span_counts = [], [], []
+    for row in rows:
+        assert isinstance(row, Branched), "rows of a source are of one kind"
+        answers = []
+        for segments, (last_id, last_span) in zip(row.conversations, ends, strict=False):
+            its = batch.spans[first_span:last_span]
+            whole = batch.ids[first_id:last_id][: its[-1] if len(its) else 0]
+            start = max(1, int(its[0])) if len(its) else 0  # nothing predicts a first token
+            answers.append((whole, start) if segments else None)
+            first_id, first_span = last_id, last_span
+        shared = shared_tokens([each for each in answers if each is not None])
+        length = shared
+        ids.append(next(whole for whole, _ in filter(None, answers))[:shared])
+        for each in answers:
+            whole, start = each or (batch.ids[:0], shared)
+            branch = whole[shared:]
+            ids.append(branch)
+            spans += [length, length, length + start - shared, length + len(branch)]
+            length += len(branch)
+        lengths.append(length)
+        span_counts.append(4 * len(answers))
+    columns = (np.array(numbers, np.int32) for numbers in (lengths, spans, span_counts))
+    return EncodedBatch(np.concatenate([*ids, batch.ids[:0]]), *columns)
+
+
+def shared_tokens(answers: Sequence[tuple[Ids, int]]) -> int:
+    """How many tokens all conversations have in common, at least one token before any answer; an
+    answer is given by its conversation and where it starts."""
+    shared = max(0, min(start - 1 for _, start in answers))
+    first = answers[0][0]
+    for whole, _ in answers[1:]:
+        differs = np.flatnonzero(first[:shared] != whole[:shared])
+        shared = int(differs[0]) if len(differs) else shared
+    return shared
 
 
 class CharacterEncoder:

@@ -22,7 +22,7 @@ class Result:
     """Results on the rows."""
 
     loss: float
-    token_accuracy: float
+    token_accuracy: float | None
     accuracy: float | None
     """None if no answer could be judged right or wrong."""
 

@@ -10,7 +10,14 @@ from functools import cached_property
 from expert.core.errors import Problem
 from expert.core.text import visible
 from expert.manifest.notices import Kind, Notice
-from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, SCHEDULES, takes
+from expert.manifest.schema.kinds import (
+    ADAPTERS,
+    DPO_LOSSES,
+    PREFERENCES,
+    QUANTISED,
+    SCHEDULES,
+    takes,
+)
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.manifest.text.item import Item
 
@@ -211,6 +218,50 @@ def _no_effect(manifest: Manifest, found: Findings) -> None:
             found.report("note", path, _DESCRIPTIVE[place])
 
 
+def _preferences(manifest: Manifest, found: Findings) -> None:
+    """Keys of preference training, and what it cannot be combined with."""
+    config, data = manifest.training.config, manifest.training.dataset
+    path, method = "training.config", config.method
+    if method not in PREFERENCES:
+        for key in ("loss_type", "beta", "label_smoothing", "simpo_gamma", "sft_weight"):
+            if key in config.model_fields_set:
+                found.wrong(
+                    f"{path}.{key}", "only for preferences", "set method: dpo, or remove it"
+                )
+        if data.preference_rows == "pairs":
+            what = f"method {method} does not train on rejected answers"
+            found.wrong("training.dataset.preference_rows", what, "set method: dpo, or preferred")
+        return
+    loss = PREFERENCES[method].loss if config.loss_type == "auto" else config.loss_type
+    if loss != PREFERENCES[method].loss and (method != "dpo" or loss not in DPO_LOSSES):
+        fix = f"leave it out, or method: {loss if loss in PREFERENCES else 'dpo'}"
+        found.wrong(f"{path}.loss_type", f"{loss} is not a loss of method {method}", fix)
+    if config.label_smoothing and loss not in ("sigmoid", "robust"):
+        fix = "remove it, or loss_type: sigmoid"
+        found.wrong(f"{path}.label_smoothing", f"has no meaning in the loss {loss}", fix)
+    if "simpo_gamma" in config.model_fields_set and loss != "simpo":
+        found.wrong(f"{path}.simpo_gamma", "only for method simpo", "remove it")
+    if data.preference_rows != "pairs":
+        what, fix = f"{method} trains on both answers", "remove it, or method: sft"
+        found.wrong("training.dataset.preference_rows", what, fix)
+    unfit = {
+        f"{path}.train_on_prompt": config.train_on_prompt,
+        f"{path}.tokenize": config.tokenize == "late",
+        "training.dataset.streaming": data.streaming,
+        "training.dataset.use_pretokenized": data.use_pretokenized,
+        "training.dataset.text_field": data.text_field is not None,
+        "soft_prompts": bool(manifest.soft_prompts),
+        f"{path}.adapter_type": config.adapter_type == "adalora",
+        "base_models": any(model.name == CHAR_GPT for model in manifest.base_models),
+        f"{path}.overlong": config.overlong in ("cut", "split"),
+        f"{path}.packing": config.packing in (False, "concat"),
+    }
+    for key, is_set in unfit.items():
+        if is_set:
+            what = f"does not work with method {method}"
+            found.wrong(key, what, "remove it, or method: sft")
+
+
 def _kernels(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     chosen = config.attention
@@ -361,5 +412,5 @@ def _paths(manifest: Manifest, found: Findings) -> None:
 
 _RULES = (
     *(_adapter, _models, _steps, _sequences, _kernels, _cadence, _dataset, _prompts),
-    *(_no_effect, _names, _paths),
+    *(_preferences, _no_effect, _names, _paths),
 )

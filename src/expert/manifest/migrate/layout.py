@@ -16,7 +16,7 @@ from expert.manifest.peers.sections import move_loader_keys, open_sections, read
 from expert.manifest.peers.torchtune import read_torchtune
 from expert.manifest.peers.unused import report_unused
 from expert.manifest.schema.dataset import Decoding
-from expert.manifest.schema.kinds import AdapterType
+from expert.manifest.schema.kinds import PREFERENCES, AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.manifest.text.item import Item
 
@@ -96,12 +96,23 @@ def _read_other_trainers(work: Migration) -> None:
 def complete_layout(work: Migration) -> None:
     """Add the default model and adapter kind, and set the version of the layout."""
     _default_to_char_model(work)
+    _default_to_preferences(work)
     _default_to_released_adapter(work)
     version = work.root.get("schema_version")
     if version is not None and str(version.plain()) not in {"1.0", "2.0", "1", "2"}:
         work.report("warning", version, f"unknown version {version.plain()!r}: read by its layout")
     work.root["schema_version"] = with_value(version or Item(None, "schema_version"), "2.0")
     _drop_empty_sections(work)
+
+
+def _default_to_preferences(work: Migration) -> None:
+    """What a method that trains on preferences is trained with if the manifest does not say."""
+    config = work.section("training", "config")
+    if str(config.get("method", Item(None)).value) in PREFERENCES:
+        rows = work.section("training", "dataset")
+        if rows:  # otherwise there are no rows at all, which is reported
+            rows.setdefault("preference_rows", with_value(config["method"], "pairs"))
+        config.setdefault("epochs", Item(1))
 
 
 def _move_base_model(work: Migration) -> None:

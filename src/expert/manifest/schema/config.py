@@ -10,7 +10,9 @@ from pydantic import Field
 
 from expert.manifest.schema.kinds import (
     AdapterType,
+    Method,
     Optimizer,
+    PreferenceLoss,
     Scheduler,
     SchedulerOptions,
     Tracker,
@@ -37,7 +39,14 @@ Checkpointing = Literal["none", "selective", "full"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 Cadence = Literal["no", "steps", "epoch"]
 ModuleList = Annotated[list[Text], Field(min_length=1)]
-Metric = Literal["eval_loss", "eval_perplexity", "eval_token_accuracy"]
+Metric = Literal[
+    "eval_loss",
+    "eval_perplexity",
+    "eval_token_accuracy",
+    "eval_rewards/accuracies",
+    "eval_rewards/margins",
+]
+LabelSmoothing = Annotated[float, Field(ge=0, lt=0.5)]
 
 
 class CheckpointingOptions(StrictSection):
@@ -51,8 +60,19 @@ class TrainingConfig(StrictSection):
     """How the expert is trained. An unknown key here is an error."""
 
     # --- what is trained ---------------------------------------------------------------------
-    method: Literal["sft"] = "sft"
-    """Training method; only supervised fine-tuning is supported."""
+    method: Method = "sft"
+    """Training method: supervised fine-tuning, or one that trains on preferred and rejected
+    answers: dpo, ipo, apo_zero, simpo, orpo, cpo."""
+    loss_type: PreferenceLoss | Auto = AUTO
+    """dpo only: sigmoid, robust, hinge, ipo, apo_zero, apo_down; auto: that of the method."""
+    beta: PositiveNumber | Auto = AUTO
+    """Preferences: how far the model may move from its start; auto: 0.1, simpo 2."""
+    label_smoothing: LabelSmoothing = 0.0
+    """Losses sigmoid and robust: the share of preferences assumed to be wrong."""
+    simpo_gamma: NonNegativeFloat = 1.0
+    """simpo: the target margin between the answers."""
+    sft_weight: NonNegativeFloat | Auto = AUTO
+    """Preferences: weight of the preferred answer's mean loss per token; auto: orpo and cpo 1."""
     adapter_type: AdapterType = "lora"
     """What is trained: an adapter, `full` for all weights, `none` for soft prompts only."""
     rank: Rank | Auto = AUTO
@@ -68,11 +88,13 @@ class TrainingConfig(StrictSection):
 
     # --- length, batch, optimizer ------------------------------------------------------------
     epochs: PositiveNumber = 3.0
-    """Passes over the training rows; may be fractional, except with streaming. char-gpt: 25."""
+    """Passes over the training rows; may be fractional, except with streaming. char-gpt: 25;
+    preferences: 1."""
     max_steps: NonNegativeInt | None = None
     """Stop after this many steps; null or 0: no limit."""
     learning_rate: PositiveShare | Auto = AUTO
-    """Peak rate; auto: 2e-4, full 2e-5, ia3 and soft prompts 5e-3, from scratch 1e-3."""
+    """Peak rate; auto: 2e-4, full 2e-5, ia3 and soft prompts 5e-3, from scratch 1e-3; preferences:
+    full 5e-7, adapters 5e-6, orpo ten times as much."""
     batch_size: Count | Auto = AUTO
     """Rows per step, before gradient_accumulation_steps; auto: 16; for char-gpt by the GPU."""
     batch_tokens: Count | None = None
@@ -109,7 +131,8 @@ class TrainingConfig(StrictSection):
 
     # --- rows to sequences -------------------------------------------------------------------
     max_seq_length: Count | Auto = AUTO
-    """Tokens per sequence; auto: 2048, or the model's context if shorter."""
+    """Tokens per sequence; auto: 2048, or the model's context if shorter. Preferences: tokens of a
+    prompt and all its answers together."""
     packing: Flag | Literal["best-fit", "concat", "auto"] = AUTO
     """Pack rows into sequences: true (best-fit), concat (join and cut), false; auto: true."""
     group_by_length: Flag | Auto = AUTO

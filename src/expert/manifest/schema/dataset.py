@@ -38,6 +38,8 @@ class FieldMapping(StrictSection):
     """Column with the system text."""
     tools: Text | None = None
     """Column with the tools available in a conversation."""
+    rejected: Text | None = None
+    """Column with rejected answers, for training on preferences; `response` has preferred ones."""
 
 
 class Task(Section):
@@ -97,9 +99,10 @@ class DatasetSpec(Section):
     """Column with already formatted text."""
     field_mapping: FieldMapping | None = None
     """Columns of instruction, input, response, messages, … if they have other names."""
-    preference_rows: Literal["preferred", "all"] | None = None
-    """Rows with chosen and rejected answers or a label (DPO, KTO): `preferred` trains on the
-    preferred answers alone; `all` ignores a label."""
+    preference_rows: Literal["preferred", "pairs", "all"] | None = None
+    """Rows with chosen and rejected answers or a label: `pairs` trains on both answers (the default
+    of methods like dpo, and only for them), `preferred` on the preferred answers alone; `all`
+    ignores a label."""
     json_values: Flag = False
     """Train on lists and objects as JSON text; otherwise such rows are bad rows."""
     tasks: dict[str, Task] | None = None

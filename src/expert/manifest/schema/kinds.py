@@ -154,6 +154,39 @@ def takes(adapter: str, option: str) -> bool:
     return adapter in ADAPTERS and option in ADAPTERS[adapter].options
 
 
+# --- methods: their losses are in training/objectives/, chosen in planning/choose/recipe.py -------
+
+Method = Literal["sft", "dpo", "ipo", "apo_zero", "simpo", "orpo", "cpo"]
+PreferenceLoss = Literal[
+    "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "simpo", "orpo", "cpo"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceKind:
+    """Properties of a method that trains on preferences; the defaults are DPO's."""
+
+    loss: PreferenceLoss
+    beta: float = 0.1
+    sft_weight: float = 0.0
+    full_rate: float = 5e-7
+    """Default learning rate for all weights; ten times as much for an adapter."""
+
+
+PREFERENCES: dict[str, PreferenceKind] = {
+    "dpo": PreferenceKind(loss="sigmoid"),
+    "ipo": PreferenceKind(loss="ipo"),
+    "apo_zero": PreferenceKind(loss="apo_zero"),
+    "simpo": PreferenceKind(loss="simpo", beta=2.0),
+    "orpo": PreferenceKind(loss="orpo", sft_weight=1.0, full_rate=5e-6),
+    "cpo": PreferenceKind(loss="cpo", sft_weight=1.0),
+}
+"""Methods that train on pairs of a preferred and a rejected answer."""
+WITHOUT_REFERENCE = ("simpo", "orpo", "cpo")
+"""Losses that do not compare with the weights that training starts from."""
+DPO_LOSSES = ("sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down")
+"""Values of `loss_type` with method dpo."""
+
 # --- engines: in parallel/, built in run/build.py, chosen in planning/choose/parallel.py ---------
 
 Engine = Literal["single", "replicated", "sharded"]

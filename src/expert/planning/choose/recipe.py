@@ -8,7 +8,7 @@ from typing import Any
 
 from expert.core.files import read_json
 from expert.core.text import counted
-from expert.manifest.schema.kinds import ADAPTERS, SCHEDULES, takes
+from expert.manifest.schema.kinds import ADAPTERS, PREFERENCES, SCHEDULES, takes
 from expert.manifest.schema.manifest import Adapter, CharGptShape
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
@@ -22,6 +22,8 @@ FUSED_PROJECTIONS = {"qkv_proj", "gate_up_proj", "embed_tokens", "lm_head"}
 FULL_RATE = 2e-5
 PROMPT_RATE = 5e-3
 SCRATCH_RATE = 1e-3
+ADAPTER_FACTOR = 10
+"""In preference training, the usual rate of an adapter over that of all weights."""
 SECONDS_WITHOUT_PROGRESS, SECONDS_TO_COMPILE = 60.0, 600.0
 EVALUATED_TIME, LEAST_EVALUATED_ROWS = 0.1, 32
 DEFAULT_WARMUP_RATIO = 0.03
@@ -95,6 +97,21 @@ def _has_chat_template(folder: Path) -> bool:
     return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
+def settle_objective(draft: PlanDraft) -> None:
+    """The method, and the values of its loss."""
+    config = draft.config
+    kind = PREFERENCES.get(config.method)
+    draft.settle_from_config("objective.method", "method")
+    if kind is None:
+        return
+    because = f"usual for {config.method}"
+    draft.choose("objective.loss", "loss_type", kind.loss, because, "preset")
+    draft.choose("objective.beta", "beta", kind.beta, because, "preset")
+    draft.choose("objective.sft_weight", "sft_weight", kind.sft_weight, because, "preset")
+    draft.settle_from_config("objective.label_smoothing", "label_smoothing")
+    draft.settle_from_config("objective.simpo_gamma", "simpo_gamma")
+
+
 def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
     """Rank, scale, dropout and targets; returns the rank and the plain names of the targets."""
     config, adapters = draft.config, draft.model.adapters
@@ -159,6 +176,9 @@ def settle_optimisation(draft: PlanDraft) -> None:
         others = {"full": FULL_RATE, "none": PROMPT_RATE}
         rate = ADAPTERS[kind].rate if kind in ADAPTERS else others[kind]
         because = f"usual for {kind}"
+    if preference := PREFERENCES.get(config.method):
+        rate = preference.full_rate * (1 if kind == "full" else ADAPTER_FACTOR)
+        because = f"usual for {config.method} with {kind}"
     draft.choose("optim.learning_rate", "learning_rate", rate, because, "preset")
     _settle_schedule(draft)
     draft.settle_from_config("optim.max_grad_norm", "max_grad_norm", config.max_grad_norm or 0.0)
@@ -232,7 +252,7 @@ def settle_watching(draft: PlanDraft) -> None:
     draft.choose(path, "load_best_model_at_end", evaluates and keeps, because, "preset")
     if config.load_best_model_at_end is True and not evaluates:
         draft.warn(path, "there is no evaluation to choose the best checkpoint by")
-    rising = config.metric_for_best_model == "eval_token_accuracy"
+    rising = config.metric_for_best_model not in ("eval_loss", "eval_perplexity")
     because = f"higher {config.metric_for_best_model} is {'better' if rising else 'worse'}"
     draft.choose("watch.greater_is_better", "greater_is_better", rising, because, "preset")
     seconds, because = SECONDS_WITHOUT_PROGRESS, "no step should take this much longer than others"

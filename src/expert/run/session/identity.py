@@ -36,7 +36,6 @@ KERNELS = {
 
 NO_EFFECT_ON_WEIGHTS = frozenset(
     {
-        "method",  # there is only one
         # The same function: only the order of summation differs, not the rows of a step.
         *("micro_batch_size", "fused_loss", "torch_compile", "torch_compile_backend"),
         *("torch_compile_mode", "use_cuda_graphs", "gradient_checkpointing"),
@@ -80,6 +79,7 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
             "quantization": "none" if quantization in UNQUANTIZED else quantization,
             "architecture": plan.model.architecture,
         },
+        **({"objective": plan.objective.model_dump()} if plan.objective.loss else {}),
         "adapter": plan.adapter.model_dump(mode="json", exclude={"trainable_parameters"}),
         "data": {
             "tokens": tokens or plan.data.dataset,
@@ -172,12 +172,12 @@ class BaseWeights:
         with self._lock:
             if self._found is None:
                 # A fully trained model has all its weights in the checkpoint.
-                weights = None if self._whole else _weights_of(self._model)
+                weights = None if self._whole else weights_of(self._model)
                 self._found = {"weights": weights, "config": config_of(self._model)}
             return self._found
 
 
-def _weights_of(model: ModelPlan) -> str | None:
+def weights_of(model: ModelPlan) -> str | None:
     """Identifies the base weights; None if the revision already does, or nothing is there."""
     if model.place == "built-in":
         return None
