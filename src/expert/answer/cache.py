@@ -105,10 +105,14 @@ class FixedLayer(_LAYER):  # type: ignore[misc]
     keys: Tensor
     values: Tensor
 
-    def __init__(self, keys: Tensor, values: Tensor, index: Any = None) -> None:
-        """`index`: rows, and the position in each that is written next."""
+    places: Tensor
+    """The position in each row that is written next."""
+    index: Tensor
+    """The same for every row and head, counted through the layer."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
-        self.keys, self.values, self._index = keys, values, index
+        self.keys, self.values = keys, values
         self.is_initialized = True
 
     @classmethod
@@ -121,21 +125,21 @@ class FixedLayer(_LAYER):  # type: ignore[misc]
         return cls(keys, values)
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        rows, places = self._index
-        self.keys[rows, :, places] = keys[:, :, 0]
-        self.values[rows, :, places] = values[:, :, 0]
+        # One small kernel each; indexing by rows and positions took a single row 20 % more time.
+        for own, new in ((self.keys, keys), (self.values, values)):
+            width = own.shape[-1]
+            own.view(-1, width).index_copy_(0, self.index, new.reshape(-1, width))
         return self.keys, self.values
 
-    def first(self, index: tuple[Tensor, Tensor]) -> FixedLayer:
+    def first(self, rows: int) -> FixedLayer:
         """The first rows, in the same memory."""
-        rows = len(index[0])
-        return FixedLayer(self.keys[:rows], self.values[:rows], index)
+        return FixedLayer(self.keys[:rows], self.values[:rows])
 
     def lazy_initialization(self, keys: Tensor, values: Tensor) -> None:
         """Nothing to initialise."""
 
     def get_seq_length(self) -> Any:
-        return self._index[1][0]
+        return self.places[0]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.keys.shape[2], 0

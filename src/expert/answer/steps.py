@@ -327,9 +327,15 @@ class FixedSteps:
         rows, size = self.active, self.size
         lengths, places = self._lengths[:rows], self._places[:rows]
         if rows not in self._pasts:
-            index = torch.arange(rows, device=lengths.device), places
-            self._pasts[rows] = Cache(layers=[layer.first(index) for layer in self.layers])
+            self._pasts[rows] = Cache(layers=[layer.first(rows) for layer in self.layers])
         places.copy_(lengths).clamp_(max=size - 1)
+        indices: dict[int, Tensor] = {}
+        for layer in self._pasts[rows].layers:
+            heads = layer.keys.shape[1]
+            if heads not in indices:
+                starts = torch.arange(0, rows * heads * size, size, device=lengths.device)
+                indices[heads] = starts + places[:, None].expand(rows, heads).flatten()
+            layer.places, layer.index = places, indices[heads]
         seen = torch.arange(size, device=lengths.device) <= places[:, None]
         output = self._answer_model.model(
             input_ids=self._tokens[:rows],
