@@ -228,7 +228,8 @@ class FixedSteps:
 
     def join(self, groups: Sequence[Group], slots: Sequence[int]) -> None:
         """Read more prompts into these free slots, in their order."""
-        if (width := self._answer_model.width_of(groups)) > self.size:
+        width = self._answer_model.width_of(groups)
+        if width > self.size or not self.layers:
             self._resize(width)
         first = 0
         for group in groups:
