@@ -147,13 +147,6 @@ def test_soft_prompts_stand_before_rows_that_join(kind):
         assert all_at_once(engine) == alone(kind)
 
 
-def test_penalties_and_sampling_are_per_row():
-    drawn = {"temperature": 0.9, "top_k": 20}
-    with working() as engine:
-        for more in ({"repetition_penalty": 1.3}, drawn):
-            assert all_at_once(engine, **more) == alone("lora", **more)
-
-
 def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(monkeypatch):
     expected, begun = alone(), list[int]()  # made here: it begins single rows too
     begin = answer_steps.AnswerModel.begin
