@@ -11,7 +11,6 @@ import inspect
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -25,10 +24,18 @@ CACHE_ALIGNMENT = 16
 """Cache lengths are a multiple of this: kernels need aligned mask rows."""
 
 
-def register_decoding_attention() -> None:
-    """Register this attention with transformers, with SDPA's masks."""
+def attention_for(config: Any) -> str:
+    """The name of the attention that a model answers with. SDPA has no soft cap on scores, which
+    Gemma 2 needs: it uses eager attention."""
+    if _caps_scores(config):
+        return "eager"
     AttentionInterface.register(DECODING_ATTENTION, _decoding_attention)
     AttentionMaskInterface.register(DECODING_ATTENTION, sdpa_mask)
+    return DECODING_ATTENTION
+
+
+def _caps_scores(config: Any) -> bool:
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def _decoding_attention(
@@ -44,8 +51,6 @@ def _decoding_attention(
     """SDPA; for a single token without copying keys that several heads share."""
     rows, heads, length, width = query.shape
     groups = key.shape[1]
-    if others.get("softcap") is not None:
-        return _capped(query, key, value, attention_mask, scaling, others["softcap"]), None
     if length > 1 or others.get("position_bias") is not None:
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others
@@ -57,35 +62,10 @@ def _decoding_attention(
     return attended.reshape(rows, 1, heads, value.shape[-1]), None
 
 
-def _capped(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    cap: float,
-) -> Tensor:
-    """Attention with soft-capped scores, which SDPA does not support."""
-    times = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
-    scores = cap * torch.tanh(scores / cap)
-    if mask is None:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-        mask = seen.tril(scores.shape[-1] - scores.shape[-2])
-    if mask.dtype == torch.bool:
-        # Not infinite: padding positions see nothing, and must not become NaN.
-        least = max(torch.finfo(dtype).min for dtype in (scores.dtype, torch.float32))
-        scores = scores.masked_fill(~mask, least)
-    else:
-        scores = scores + mask
-    shares = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    return (shares @ value).transpose(1, 2).contiguous()
-
-
 def supports_fixed_cache(model: Any) -> bool:
     """Whether every layer of a model keeps all keys and values, and it takes position_ids."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if not takes_positions or _caps_scores(model.config):
         return False
     layers = DynamicCache(config=model.config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
