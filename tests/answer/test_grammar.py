@@ -108,6 +108,17 @@ def test_an_answer_with_a_grammar_is_the_same_in_a_batch_and_repeated_alone(
         assert [each.text for each in all_of(engine, wanted)] == expected
 
 
+def test_a_schema_too_complex_to_follow_cuts_its_answer_alone():
+    endless = {"type": "string", "pattern": "^(([a-z]{0,100}){0,100}){0,100}$"}
+    with working() as engine:
+        cut, *others = all_of(
+            engine, [asked(0, endless), *(request_for(place) for place in PLACES)]
+        )
+    assert not cut.ended
+    assert "its grammar is too complex: " in cut.note
+    assert [answer.text for answer in others] == [alone()[place] for place in PLACES]
+
+
 @each(
     ("grammar", "allowed"),
     [

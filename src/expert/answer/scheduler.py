@@ -71,6 +71,7 @@ class AnswerRow:
         self.prompt, self.how, self.writer, self.end = list(prompt), how, writer, end
         self.number, self._cut, self.grammar, self.logprobs = number, cut, grammar, logprobs
         self.scored: list[Scored] = []
+        self._stopped = False  # by its grammar
         self.cancelled = False
         self.draws = row_draws(how, seed, number) if how.temperature > 0 else None
 
@@ -86,7 +87,8 @@ class AnswerRow:
 
     @property
     def is_over(self) -> bool:
-        return self.writer.ended or len(self.writer.ids) >= self.how.max_new_tokens
+        full = len(self.writer.ids) >= self.how.max_new_tokens
+        return self.writer.ended or self._stopped or full
 
     def take(self, token: int, scored: Scored | None = None) -> bool:
         """Add a token; returns whether it was the last."""
@@ -94,8 +96,9 @@ class AnswerRow:
             self.scored.append(scored)
         self.writer.take(token)
         if self.grammar is not None and self.grammar.take(token):
-            self._cut = f"cut: {self.grammar.fault}" if self.grammar.fault else self._cut
-            self.writer.ended = True
+            fault = self.grammar.fault
+            self._cut = f"cut, its grammar is too complex: {fault}" if fault else self._cut
+            self.writer.ended, self._stopped = not fault, True
         if self.is_over:
             self.writer.end()
             self.end("")

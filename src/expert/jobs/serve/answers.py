@@ -69,6 +69,8 @@ class Reply:
     """How much of each was sent; what may be a tool call is held back."""
     _scored: dict[int, list[Any]] = field(default_factory=dict)
     """Tokens whose probabilities are still to be sent, by number."""
+    _offsets: dict[int, int] = field(default_factory=dict)
+    """Where the text of the next of them starts."""
 
     @property
     def chat(self) -> bool:
@@ -160,7 +162,9 @@ class Reply:
     ) -> dict[str, Any]:
         shares = None
         if self.request.alternatives is not None and scored:
-            shares = self._chat_logprobs(scored) if self.chat else self._text_logprobs(scored)
+            shares = (
+                self._chat_logprobs(scored) if self.chat else self._text_logprobs(number, scored)
+            )
         return {"index": number, **what, "logprobs": shares, "finish_reason": reason}
 
     def _chat_logprobs(self, scored: Sequence[Any]) -> dict[str, Any]:
@@ -175,10 +179,11 @@ class Reply:
         ]
         return {"content": entries, "refusal": None}
 
-    def _text_logprobs(self, scored: Sequence[Any]) -> dict[str, Any]:
+    def _text_logprobs(self, number: int, scored: Sequence[Any]) -> dict[str, Any]:
         tokens, shares, best = zip(*scored, strict=True)
         texts = [self._token(token) for token in tokens]
-        starts = list(accumulate(map(len, texts[:-1]), initial=0))
+        *starts, end = accumulate(map(len, texts), initial=self._offsets.get(number, 0))
+        self._offsets[number] = end
         tops = [{self._token(token): share for token, share in top} for top in best]
         return {
             "tokens": texts,

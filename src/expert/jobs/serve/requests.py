@@ -34,6 +34,8 @@ MAX_ANSWERS = 16
 MAX_STOPS = 4
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 64
+MAX_SCHEMA_CHARACTERS = 2**16
+"""llguidance takes 20 s for a schema of half a megabyte."""
 IGNORED = (
     *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("service_tier", "prediction"),
@@ -75,6 +77,13 @@ class _NamedSchema(BaseModel):
     description: str | None = None
     strict: bool | None = None
     schema_: dict[str, Any] = Field(alias="schema")
+
+    @field_validator("schema_")
+    @classmethod
+    def _short(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        if len(json.dumps(schema)) > MAX_SCHEMA_CHARACTERS:
+            raise ValueError(f"has more than {MAX_SCHEMA_CHARACTERS:,} characters")
+        return schema
 
 
 class _ResponseFormat(BaseModel):
