@@ -274,14 +274,10 @@ class FixedSteps:
         index, width = torch.tensor(slots, device=mask.device), mask.shape[1]
         lengths = mask.sum(1)
         # Prompts are padded on the left; in a slot they come first.
-        shifted = (torch.arange(width, device=mask.device) - lengths[:, None]) % width
-        one = torch.arange(len(group), device=mask.device)[:, None]
+        places = (torch.arange(width, device=mask.device) + lengths[:, None]) % width
         for own, layer in zip(self.layers, past.layers, strict=True):
-            for name in ("keys", "values"):
-                read = getattr(layer, name)
-                if len(group) > 1:
-                    read = read[one, :, shifted].transpose(1, 2)
-                getattr(own, name)[index, :, :width] = read
+            own.keys[index[:, None], :, places] = layer.keys.transpose(1, 2)
+            own.values[index[:, None], :, places] = layer.values.transpose(1, 2)
         self._lengths[index], self._scores[index] = lengths, scores
         for slot, prompt in zip(slots, group, strict=True):
             self._filled[slot] = len(prompt) + self._answer_model.soft_tokens
