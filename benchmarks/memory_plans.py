@@ -22,7 +22,7 @@ from training_speed import write_model
 
 import expert
 from expert.core.events import read_events
-from expert.planning.memory.memory import estimate
+from expert.planning.memory.memory import CONTEXT_BYTES, estimate
 from expert.planning.memory.workload import workload_of
 from expert.planning.run_plan import RunPlan
 
@@ -84,22 +84,24 @@ def run_once(
     shutil.rmtree(done.folder)
     gc.collect()
     torch.cuda.empty_cache()
-    told = [event for event in events if event["event"] == "memory"]
+    told = [event for event in events if event["event"] == "step" and event["peak_reserved_bytes"]]
     if not told:
         kinds = ", ".join(f"{event['event']} {event.get('reason', '')}" for event in events)
-        return {"rows": rows, "error": f"no memory event among {kinds}"[:2000]}
-    memory = told[-1]
+        return {"rows": rows, "error": f"no step with memory among {kinds}"[:2000]}
+    reserved, process = told[-1]["peak_reserved_bytes"], told[-1]["gpu_process_memory_bytes"]
+    # A container may hide the memory per process.
+    context = CONTEXT_BYTES if process is None else max(0, process - reserved)
     return {
         "shape": shape,
         "rows": rows,
         "settings": settings,
         "workload": plan.memory.workload and {**plan.memory.workload, "rows": work.rows},
-        "planned_bytes": memory["planned_bytes"],
+        "planned_bytes": plan.memory.peak_bytes,
         "counted_bytes": estimate(work).total,
-        "measured_bytes": memory["measured_bytes"],
-        "reserved_bytes": memory["reserved_bytes"],
-        "allocated_bytes": memory["allocated_bytes"],
-        "context_bytes": memory["context_bytes"],
+        "measured_bytes": reserved + context,
+        "reserved_bytes": reserved,
+        "allocated_bytes": told[-1]["peak_allocated_bytes"],
+        "context_bytes": context,
         "fallbacks": [event for event in events if event["event"] == "fell_back"],
     }
 

@@ -9,13 +9,11 @@ import pytest
 
 from expert.cli.benchmark import show_ladder
 from expert.jobs.benchmark import benchmark as job
-from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.cli.screens import recorded
 from tests.insight.ladders import ladder, setting
 from tests.jobs.benchmark.fake_processes import Played
 from tests.jobs.runs import base_model, write_expert
-from tests.planning.test_measurements import rate as a_rate
 
 CLIMBED = ladder(
     setting("baseline", 100.0, cumulative=1.0),
@@ -97,20 +95,3 @@ def test_settings_are_shown_as_they_are_measured(run: Runner, manifest, tmp_path
     assert json.loads(to.read_text(encoding="utf-8")) == found
     assert to.with_suffix(".md").is_file()
     assert to.with_suffix(".html").is_file()
-
-
-def test_remembered_winners_are_forgotten_and_the_file_is_named(
-    run: Runner, manifest, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
-    file = tmp_path / "home" / "measurements.json"
-    for model in ("tiny-llama", "another"):
-        remember_rate(file, a_rate(model=model))
-    named = " ".join(run("benchmark", "--forget", "-m", manifest).out.split())
-    assert named.startswith("nothing to forget:")  # of the model of this manifest
-    ran = run("benchmark", "--forget")
-    assert ran.code == 0
-    text = "".join(ran.out.split())
-    assert text.startswith("forgot2benchmarks:")
-    assert text.endswith("measurements.json")
-    assert not file.exists()

@@ -40,19 +40,6 @@ def test_the_first_row_says_whether_it_is_a_text_or_a_conversation(
     assert trained_on_text(planned(tmp_path, **dataset)) is is_text
 
 
-@each("kinds", [["text"], ["messages"], ["text", "messages"], []])
-def test_rows_that_are_not_here_are_known_by_their_prepared_tokens(
-    kinds: list[str], tmp_path: Path
-):
-    made = planned(tmp_path, path="somebody/rows::train")
-    for number, kind in enumerate(kinds):
-        folder = Path(made.data.cache or "") / f"tokens-{number}"
-        folder.mkdir(parents=True)
-        columns = {"columns": f"Columns(kind={kind!r}, instruction='')"}
-        (folder / "recipe.json").write_text(json.dumps(columns), encoding="utf-8")
-    assert trained_on_text(made) is (kinds == ["text"])
-
-
 def test_texts_are_known_by_their_name_and_others_that_are_not_here_by_the_manifest(tmp_path: Path):
     for path in ("shakespeare", "a/b.txt", "a/b.TXT.gz"):
         assert trained_on_text(planned(tmp_path, path=path))

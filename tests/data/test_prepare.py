@@ -104,7 +104,7 @@ def test_the_folder_opens_with_datasets(tmp_path):
     ],
 )
 def test_a_miss_says_what_changed(tmp_path, change, words):
-    prepare(work(), RECIPE, tmp_path / "old")
+    prepare(work(), RECIPE, tmp_path / "tokens-old")
     made = prepare(work(), replace(RECIPE, **change), tmp_path / "new")
     assert (made.hit, made.because) == (False, words)
 

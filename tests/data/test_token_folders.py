@@ -12,12 +12,11 @@ import pytest
 from tokenizers import Tokenizer
 
 import expert
-from expert.data.named_sources import CHECKED
+from expert.data.named_sources import CHECKS_FILE
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
-from expert.jobs.diagnose.data import check_data
-from expert.run.open import open_run, prepare
+from expert.run.open import prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.each import each
 from tests.run.test_preparing import an_expert, texts_of
@@ -96,7 +95,7 @@ def test_tokens_that_the_cache_path_names_are_used_without_their_padding(tmp_pat
     )
     assert bytes_below(folder) == before
     assert not made.doubts
-    assert made.train.folders[0].folder.parent == tmp_path / "mine"
+    assert made.train.folders[0].folder.is_relative_to(tmp_path / "datasets_optimized")
     again = prepare(file)
     assert again.train.folders[0].hit
     assert again.notes == made.notes
@@ -157,29 +156,15 @@ def test_without_labels_all_but_the_padding_is_trained_on(tmp_path, mask):
     assert statistics.trainable_tokens == statistics.tokens == real
 
 
-def test_ids_beyond_the_vocabulary_do_not_fit_and_the_rows_are_tokenised_instead(tmp_path):
-    rows = [token_row(n, labels=False) for n in range(20)]
-    rows[7]["input_ids"][3] = 49_000
-    file, folder = cached_expert(tmp_path, rows)
-    before = bytes_below(folder)
-    made = prepare(file)
-    assert "FROM city" in texts_of(made, "train")[0]
-    assert [doubt.path for doubt in made.doubts] == ["training.config.pretokenized_cache"]
-    assert "1 row with ids beyond the tokenizer's 347 tokens (up to 49,000)" in made.doubts[0].text
-    assert bytes_below(folder) == before
-    assert any("up to 49,000" in remark.text for remark in expert.plan(file).remarks)
-
-
 def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
     rows = [token_row(n, labels=False) for n in range(20)]
     for row in rows:
         row["input_ids"] = [(id * 7 + 11) % 300 for id in row["input_ids"]]
-    file, _ = cached_expert(tmp_path, rows)
-    made = prepare(file)
-    assert "are the same when their text is tokenised again" in made.doubts[0].text
-    assert "FROM city" in texts_of(made, "train")[0]
-    facts = check_data(open_run(file, data="counted"))
-    assert "token-folder" in {finding.name for finding in facts.findings}
+    file, folder = cached_expert(tmp_path, rows)
+    before = bytes_below(folder)
+    with pytest.raises(DataError, match="are the same when their text is tokenised again"):
+        prepare(file)
+    assert bytes_below(folder) == before
 
 
 @each(
@@ -226,7 +211,9 @@ def test_what_was_checked_and_what_cannot_be_known_is_written_beside_the_tokens(
     rows = [{**token_row(n), "token_type_ids": [0] * PADDED, "source": "web"} for n in range(20)]
     file = token_expert(tmp_path, rows)
     made = prepare(file)
-    record = json.loads((made.train.folders[0].folder / CHECKED).read_text(encoding="utf-8"))
+    (record,) = json.loads(
+        (made.train.index_file.parent / CHECKS_FILE).read_text(encoding="utf-8")
+    ).values()
     assert record["rows"] == 20
     assert record["same_again"] == 1.0
     assert record["ignored"] == ["token_type_ids", "source"]

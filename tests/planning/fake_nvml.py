@@ -51,7 +51,6 @@ class FakeNvml(ModuleType):
             "nvmlDeviceGetMemoryInfo": self._memory,
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: self.compute,
             "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: self.graphics,
-            "nvmlSystemGetProcessName": lambda pid: "/usr/lib/xorg/Xorg",
             "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=37, memory=12),
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
             "nvmlSystemGetDriverVersion": lambda: "570.86.10",

@@ -7,7 +7,6 @@ from expert.planning.memory.workload import workload_of
 from expert.planning.survey import PackedRows, Survey
 from tests.each import each
 from tests.planning.planning import (
-    asked,
     decision,
     manifest,
     own_blocks,
@@ -15,50 +14,6 @@ from tests.planning.planning import (
     read,
     remarks,
 )
-
-AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
-
-
-@each(
-    ("config", "card", "expected"),
-    [
-        ({}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
-        ({}, "t4", ("fp16", "T4 (7.5) has no bf16; with loss scaling", "machine")),
-        (
-            {},
-            "gtx-1660",
-            ("fp16", "GeForce GTX 1660 (7.5) has no bf16; with loss scaling", "machine"),
-        ),
-        ({"bf16": True}, "rtx-3090", asked("bf16")),
-        (
-            {"bf16": True},
-            "t4",
-            ("fp16", "bf16: true, but T4 (7.5) has no bf16: fp16 with loss scaling", "fallback"),
-        ),
-        ({"fp16": True}, "rtx-3090", asked("fp16")),
-        (
-            {"bf16": False, "fp16": False},
-            "rtx-3090",
-            ("fp32", "bf16 and fp16 are both false", "manifest"),
-        ),
-        ({"bf16": False}, "rtx-3090", ("fp16", "bf16 is false; with loss scaling", "machine")),
-        ({"fp16": False}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
-        (
-            {"fp16": False},
-            "t4",
-            ("fp32", "T4 (7.5) has no bf16, and fp16 is switched off", "machine"),
-        ),
-        ({}, None, ("fp32", "fastest on most CPUs", "machine")),
-        ({"fp16": True}, None, ("fp32", "fp16: true, but fp16 trains only on a GPU", "fallback")),
-    ],
-)
-def test_precision_follows_the_card_and_what_was_asked(config, card, expected):
-    made = plan(manifest(config), card)
-    assert decision(made, "kernels.precision") == expected
-    assert made.kernels.loss_scaling == (expected[0] == "fp16")
-    if config == {"fp16": True} and card:  # as fast there as bf16
-        advised = remarks(plan(manifest(config)), "advice")
-        assert "bf16: true is as fast on GeForce RTX 4090" in advised[0]
 
 
 def test_blocks_are_not_compiled_where_it_cannot_pay_and_as_asked_with_a_warning():
@@ -84,13 +39,26 @@ def test_blocks_are_not_compiled_where_it_cannot_pay_and_as_asked_with_a_warning
     assert any("compilation may fall back" in text for text in remarks(old, "warning"))
 
 
-TF32, ATTENTION, OPTIMIZER = "kernels.tf32", "kernels.attention", "optim.optimizer"
+PRECISION, TF32 = "kernels.precision", "kernels.tf32"
+ATTENTION, OPTIMIZER = "kernels.attention", "optim.optimizer"
 FP32 = {"bf16": False, "fp16": False}
 
 
 @each(
     ("path", "config", "card", "value", "source"),
     [
+        (PRECISION, {}, "rtx-3090", "bf16", "machine"),
+        (PRECISION, {}, "t4", "fp16", "machine"),
+        (PRECISION, {}, "gtx-1660", "fp16", "machine"),
+        (PRECISION, {"bf16": True}, "rtx-3090", "bf16", "manifest"),
+        (PRECISION, {"bf16": True}, "t4", "fp16", "fallback"),
+        (PRECISION, {"fp16": True}, "rtx-3090", "fp16", "manifest"),
+        (PRECISION, FP32, "rtx-3090", "fp32", "manifest"),
+        (PRECISION, {"bf16": False}, "rtx-3090", "fp16", "machine"),
+        (PRECISION, {"fp16": False}, "rtx-3090", "bf16", "machine"),
+        (PRECISION, {"fp16": False}, "t4", "fp32", "machine"),
+        (PRECISION, {}, None, "fp32", "machine"),
+        (PRECISION, {"fp16": True}, None, "fp32", "fallback"),
         (TF32, {}, "rtx-3090", True, "machine"),
         (TF32, {}, "t4", False, "machine"),
         (TF32, {"use_tf32": True}, "t4", False, "fallback"),
@@ -116,7 +84,9 @@ FP32 = {"bf16": False, "fp16": False}
     ],
 )
 def test_kernels_follow_the_card_and_what_was_asked(path, config, card, value, source):
-    assert decision(plan(manifest(config), card), path)[::2] == (value, source)
+    made = plan(manifest(config), card)
+    assert decision(made, path)[::2] == (value, source)
+    assert made.kernels.loss_scaling == (made.kernels.precision == "fp16")
 
 
 @each(

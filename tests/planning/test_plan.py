@@ -105,9 +105,11 @@ COMPANY: dict[str, dict[str, Any]] = {
     "early_stopping_threshold": {"early_stopping_patience": 2},
     "dataloader_persistent_workers": {"dataloader_num_workers": 0},
     "tokenize": {"packing": False},
+    **{key: {"method": "dpo"} for key in ("loss_type", "beta", "label_smoothing", "sft_weight")},
+    "simpo_gamma": {"method": "simpo"},
 }
 # Keys with a single allowed value.
-ONE_VALUE = {"method", "torch_compile_backend"}
+ONE_VALUE = {"torch_compile_backend"}
 
 
 def values_of(key: str) -> list[Any]:

@@ -178,25 +178,3 @@ def test_long_rows_count_by_what_becomes_of_them(tmp_path, overlong, tokens, seq
     # Parts of 512 tokens are rows of their own, as they are when they have been packed.
     parts = 21 if overlong == "split" else 1
     assert made.length.rows == 180 * parts
-
-
-PHI4, PLAIN_8B = {"name": "microsoft/phi-4"}, {"name": "Llama-3.1-8B", "quantization": "none"}
-BASE, CHECKPOINTING = "model.quantization", "kernels.checkpointing"
-FOUR = {"batch_size": 4, "packing": False}
-THIRTEEN = {"batch_size": 13, "packing": False, "micro_batch_size": 5}
-
-
-@each(
-    ("config", "base", "card", "path", "because"),
-    [
-        ({}, PHI4, "gtx-1650", CHECKPOINTING, "even checkpointing every block does not fit"),
-        ({}, PHI4, "rtx-4090", BASE, "does not fit 23.3 GiB in 16 bits"),
-        ({}, PHI4, "gtx-1650", "batch.micro_batch", "not even this fits 3.9 GiB"),
-        ({}, PLAIN_8B, "rtx-4090", CHECKPOINTING, "as few blocks as needed"),
-        (THIRTEEN, {}, "h200", "batch.accumulation", "3 × up to 5"),
-        (FOUR, {}, "h200", "batch.micro_batch", "a whole step fits 136.2 GiB"),
-    ],
-)
-def test_reasons_are_those_of_the_branch_that_was_taken(config, base, card, path, because):
-    made = plan(manifest(config, base_models=[{"name": "Qwen3-0.6B", **base}]), card)
-    assert because in decision(made, path)[1]

@@ -47,13 +47,21 @@ def with_adapter(**values: Any) -> dict[str, Any]:
 
 IA3 = {"adapter_type": "ia3", "target_modules": ["k_proj", "down_proj"]}
 CHARACTERS = {"layers": 2, "heads": 2, "width": 32, "block_size": 16}
+DPO = {"method": "dpo"}
 OTHER: dict[str, Any] = {
+    "method": "dpo",
+    "loss_type": (DPO, DPO | {"loss_type": "hinge"}),
+    "beta": (DPO, DPO | {"beta": 0.5}),
+    "label_smoothing": (DPO, DPO | {"label_smoothing": 0.1}),
+    "simpo_gamma": ({"method": "simpo"}, {"method": "simpo", "simpo_gamma": 0.5}),
+    "sft_weight": (DPO, DPO | {"sft_weight": 0.5}),
     "adapter_type": "dora",
     "rank": 8,
     "alpha": 64,
     "dropout": 0.1,
     "target_modules": ["q_proj"],
     "feedforward_modules": (IA3, IA3 | {"feedforward_modules": ["down_proj"]}),
+    "start_from": ({}, {"start_from": "elsewhere"}),
     "epochs": ({"epochs": 1}, {"epochs": 2}),
     "max_steps": 7,
     "learning_rate": 0.5,

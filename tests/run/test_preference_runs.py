@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from expert.model.errors import ModelError
 from expert.run.open import open_run
 from tests.jobs.runs import (
     WORDS,
@@ -106,3 +107,26 @@ def test_pairs_without_room_are_dropped_and_counted(tmp_path, base):
     opened = open_run(manifest)
     assert opened.data.train.index.overlong.dropped == 1
     assert any("1 of 44 pairs" in text and "longer than" in text for text in opened.warnings)
+
+
+def from_run(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Paths outside the folder of a manifest come from the command line alone."""
+    return {"overrides": (f"training.config.start_from={folder}",)}
+
+
+def test_a_trained_adapter_is_where_preferences_start_and_what_they_are_compared_with(
+    whole, tmp_path, base
+):
+    _, folder = whole
+    started = run(expert(tmp_path, base, max_steps=3), **from_run(folder)).folder
+    first = events_of(started, "step")[0]
+    assert first["loss"] == pytest.approx(math.log(2), abs=1e-7)
+    assert (first["rewards/margins"], first["rewards/accuracies"]) == (0.0, 0.0)
+    # The same rows: what the finished run had learnt is there from the start.
+    assert first["logps/rejected"] < events_of(folder, "step")[0]["logps/rejected"] - 5
+
+
+def test_an_adapter_of_another_shape_is_refused(whole, tmp_path, base):
+    _, folder = whole
+    with pytest.raises(ModelError, match=r"start_from.*are not those of this adapter.*rank"):
+        run(expert(tmp_path, base, rank=2), **from_run(folder))

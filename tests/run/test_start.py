@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import count
 
+from expert.run.session.start import choose_threads
 from expert.telemetry.cpu import CpuSampler, OtherProcesses, available_cores
+from tests.each import each
 from tests.jobs.runs import base_model, events_of, run, write_expert
 
 
@@ -34,3 +36,22 @@ def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeyp
     assert "good" not in found.verdict.sentence
     [busy] = [finding for finding in found.findings if finding.name == "busy-cores"]
     assert "(80 %), most of all rustc (pid 7, " in busy.evidence
+
+
+@each(
+    ("granted", "recorded", "threads", "because"),
+    [
+        (2, {}, 2, "torch's own number"),
+        (1, {}, 1, "this process may use 1 cores"),
+        (2, {"threads": 1}, 1, "as the run began"),
+        (2, {"threads": 64}, 2, "torch's own number"),
+    ],
+)
+def test_threads_depend_on_the_machine_and_the_run_and_not_on_how_busy_it_is(
+    granted, recorded, threads, because, monkeypatch
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    assert choose_threads(2, granted=granted, recorded=recorded) == (threads, because)
+    monkeypatch.setenv("MKL_NUM_THREADS", "2")
+    assert choose_threads(2, granted=granted, recorded=recorded)[0] == 2

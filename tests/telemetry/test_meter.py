@@ -9,7 +9,7 @@ import pytest
 
 from expert.insight.page.facts import MIN_SMOOTHED
 from expert.insight.page.figures import smoothed
-from expert.telemetry.meter import Meter, RemainingEvaluations, StepCounts
+from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.timeline import StepTimes
 from tests.each import each
 from tests.telemetry.clocks import HandClock
@@ -98,7 +98,7 @@ def test_after_a_fallback_the_next_steps_settle_again(meter, clock):
     assert meter.steady_since is None
     make(meter, clock, 9.0, 9.0, 9.0, 1.0, first=5)
     assert meter.steady_since == start + 60
-    assert meter.eta_seconds() == 91 * 1.0
+    assert meter.eta_seconds() == 91 * (1 + 5 / 56)  # 5 seconds of pause in 56 of training
 
 
 def test_losses_are_weighed_by_their_targets_and_not_diluted_by_those_that_come_late(meter, clock):
@@ -197,32 +197,13 @@ def test_losses_of_steps_that_were_undone_are_forgotten_and_their_time_is_not(me
     assert meter.run_line()["loss"] is None
 
 
-# --- the evaluations to come ----------------------------------------------------------------------
-
-
-@each(
-    ("total", "every", "left"),
-    [
-        (40, 10, {0: 4, 9: 4, 10: 4, 11: 3, 39: 1, 40: 1}),
-        (45, 10, {0: 5, 40: 2, 41: 1, 45: 1}),  # one more after the last step
-        (5, 10, {0: 1, 5: 1}),
-    ],
-)
-def test_evaluations_to_come_are_those_on_the_way_and_the_last(total, every, left):
-    ahead = RemainingEvaluations(total_steps=total, every=every, at_end=True, validation=1.0)
-    assert {done: ahead.evaluations(done) for done in left} == left
-
-
-def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measured():
-    clock = HandClock()
-    ahead = RemainingEvaluations(total_steps=4, at_end=True, validation=60.0, test=30.0)
-    meter = Meter(clock, total_steps=4, ahead=ahead, settling=0)
-    make(meter, clock, 1.0, first=0)
-    assert meter.eta_seconds() == 3 + 90.0
-    make(meter, clock, *[1.0] * 4, first=0)
-    assert meter.eta_seconds() == 90.0
-    ahead.measured(20.0, cost=60.0, done=4)  # three times as fast as expected
-    assert meter.eta_seconds() == 10.0
+def test_the_time_left_has_as_many_pauses_in_it_as_the_time_before(clock):
+    meter = Meter(clock, total_steps=4, settling=0)
+    make(meter, clock, 1.0, 1.0, first=0)
+    assert meter.eta_seconds() == 2.0
+    with meter.paused():
+        clock.now += 1.0
+    assert meter.eta_seconds() == 3.0
 
 
 def test_the_loss_of_a_run_is_the_end_of_its_smoothed_curve_and_its_rate_a_median(clock):

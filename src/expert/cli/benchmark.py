@@ -14,7 +14,6 @@ from expert.cli.show import options
 from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_json
 from expert.cli.show.progress import PreparingView
 from expert.core.secrets import redacted
-from expert.core.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,15 +38,6 @@ TwoResults = Annotated[
 ResultFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON, .md and .html.")
 ]
-NoRemember = Annotated[
-    bool, typer.Option("--no-remember", help="Do not use the winner in later plans.")
-]
-Forget = Annotated[
-    bool,
-    typer.Option(
-        "--forget", help="Measure nothing; forget the winners of the manifest's model, or all."
-    ),
-]
 
 
 def benchmark(
@@ -65,14 +55,12 @@ def benchmark(
     device: options.TrainingDevice = None,
     model: options.BaseModelName = None,
     vram: options.MemoryLimit = None,
-    no_remember: NoRemember = False,
-    forget_winners: Forget = False,
     remote_code: options.AllowRemoteCode = False,
     overrides: options.Overrides = None,
     as_json: options.ResultAsJson = False,
 ) -> None:
     """Measure every optimization, from the settings most people start with to the full plan."""
-    from expert.jobs.benchmark.benchmark import BenchmarkRequest, forget
+    from expert.jobs.benchmark.benchmark import BenchmarkRequest
 
     console = make_console(error=as_json, needed=compare is not None)
     if compare is not None:
@@ -81,7 +69,7 @@ def benchmark(
     manifest = options.one_manifest(file, manifest)
     flags = options.flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
     changes = (*flags, *(overrides or ()))
-    if manifest is None and dataset is None and not forget_winners:
+    if manifest is None and dataset is None:
         raise options.UsageError(
             "nothing to measure  (expert benchmark --manifest FILE; or a text for the built-in "
             "character GPT: expert benchmark --dataset shakespeare)"
@@ -99,14 +87,8 @@ def benchmark(
         vram=vram,
         minutes=minutes or (QUICK_MINUTES if quick else USUAL_MINUTES),
         only=tuple(only or ()),
-        remember=not no_remember,
     )
-    if forget_winners:
-        place, removed = forget(asked if manifest is not None or dataset is not None else None)
-        done = f"forgot {counted(removed, 'benchmark')}" if removed else "nothing to forget"
-        show(console, f"{done}: {place}")
-    else:
-        _measure(asked, to, console, as_json=as_json)
+    _measure(asked, to, console, as_json=as_json)
 
 
 def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_json: bool) -> None:

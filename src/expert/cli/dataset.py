@@ -129,7 +129,6 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
     read = {
         "rows read": f"{split.rows:,}",
         "bad rows": f"{split.bad_rows:,}",
-        "without an answer": f"{split.empty_answers:,}",
         "left out": dropped or "0",
     }
     if split.split_off:

@@ -424,7 +424,7 @@ def data_to_read(opened: Opened) -> dict[str, Any]:
     from expert.data.tokens.token_rows import token_rows_in
 
     asked = opened.named
-    groups = [("", asked.first), *((f"{task.name} ", task) for task in asked.first.tasks)]
+    groups = [("", asked.sources), *((f"{task.name} ", task) for task in asked.sources.tasks)]
     sources = []
     for name, group in groups:
         for split in ("train", "validation", "test"):
@@ -433,7 +433,7 @@ def data_to_read(opened: Opened) -> dict[str, Any]:
                 continue
             sizes = [path.stat().st_size for path in source.files if path.is_file()]
             size = f", {gib(sum(sizes))}" if sizes else ""
-            are_tokens = asked.tokens is not None and token_rows_in(source) is not None
+            are_tokens = bool(asked.key) and token_rows_in(source) is not None
             kind = "pretokenized" if are_tokens else source.kind
             text = f"{source.name} ({kind}{size})"
             files = [str(path) for path in source.files]

@@ -1,18 +1,16 @@
-"""Token rows made elsewhere that a manifest names: used if they fit the model, else the text rows
-are tokenised. Folders of such tokens are never written to."""
+"""The data that a manifest names: rows of text, or of tokens made elsewhere, which must fit the
+model. Folders of such tokens are never written to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from expert.core.files import read_json, sha256_of
-from expert.core.publish import listed_hash
-from expert.data.examples.column_survey import survey_rows
-from expert.data.examples.columns import detect_source_columns
+from expert.data.examples.cached_results import cached
 from expert.data.read.folders import saved_splits
-from expert.data.read.sources import Source, Sources, iterate, resolve_sources
+from expert.data.read.sources import Source, Sources, resolve_sources
 from expert.data.records import DataError, FilesNotFound
 from expert.data.tokens.encoder import Encoder, TextEncoder
 from expert.data.tokens.prepare import is_prepared
@@ -27,35 +25,25 @@ from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.decisions import Remark
 from expert.planning.survey import cache_folder
 
-CHECKED = "checked.json"
-"""In a prepared folder: the result of checking the tokens it was converted from."""
+CHECKS_FILE = ".checks.json"
+"""In the cache: the results of checking tokens."""
 CACHE_KEY = "training.config.pretokenized_cache"
 PATH_KEY = "training.dataset.path"
 FLAG_KEY = "training.dataset.use_pretokenized"
-TEXT_SEARCH_ROWS = 256
-"""Token rows searched for columns of text."""
 
 
 class TokenMismatch(DataError):
-    """Tokens that do not fit this model, without text rows to tokenise instead."""
+    """Tokens that do not fit this model."""
 
 
 @dataclass(frozen=True)
 class NamedSources:
-    """The data named in a manifest: text rows, token rows made elsewhere, or both."""
+    """The data named in a manifest: text rows, or token rows made elsewhere."""
 
-    rows: Sources | None
-    tokens: Sources | None = None
+    sources: Sources
     key: str = ""
-    """The manifest key that names the tokens."""
+    """The manifest key that names tokens; "" for text rows."""
     remarks: tuple[Remark, ...] = ()
-
-    @property
-    def first(self) -> Sources:
-        """The data to use unless the tokens do not fit."""
-        sources = self.tokens or self.rows
-        assert sources is not None, "a manifest names rows or tokens"
-        return sources
 
 
 def named_sources(
@@ -72,26 +60,20 @@ def named_sources(
     except FilesNotFound:
         if tokens is None:
             raise
-        return NamedSources(None, tokens, CACHE_KEY)
+        return NamedSources(tokens, CACHE_KEY)
     if tokens is not None:
         # Splits that the token folder lacks are taken from the text rows.
         validation, test = tokens.validation or rows.validation, tokens.test or rows.test
-        return NamedSources(rows, replace(tokens, validation=validation, test=test), CACHE_KEY)
-    trains = rows.trains
-    here = fetch or all(source.kind != "hub" for source in trains)
+        return NamedSources(replace(tokens, validation=validation, test=test), CACHE_KEY)
+    here = fetch or all(source.kind != "hub" for source in rows.trains)
     if not spec.use_pretokenized or not here:
         return NamedSources(rows)
-    without = [source for source in trains if token_rows_in(source) is None]
+    without = [source for source in rows.trains if token_rows_in(source) is None]
     if without:
         text = f"{without[0].name} has no input_ids: its rows are tokenised here"
         text = f"{FLAG_KEY}: {text}  (set it to false, or name token rows)"
         return NamedSources(rows, remarks=(Remark.warning(FLAG_KEY, text),))
-    try:  # token rows may also have text, in known columns
-        for source in trains:
-            detect_source_columns(survey_rows(iterate(source), TEXT_SEARCH_ROWS), spec)
-    except DataError:
-        return NamedSources(None, rows, PATH_KEY)
-    return NamedSources(rows, rows, PATH_KEY)
+    return NamedSources(rows, PATH_KEY)
 
 
 def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
@@ -126,23 +108,16 @@ class ChosenSources:
 
 
 def choose_sources(
-    named: NamedSources,
-    encoder: Encoder | None,
-    spec: DatasetSpec,
-    converted: Callable[[TokenRows], Path],
+    named: NamedSources, encoder: Encoder | None, spec: DatasetSpec, cache: Path, *, keep: bool
 ) -> ChosenSources:
-    """The tokens if they fit the encoder, else the text rows with a warning why.
-
-    `converted`: the folder of converted tokens, whether it exists or not; if it does, the tokens
-    are not checked again.
-    """
-    if named.tokens is None:
-        assert named.rows is not None
-        return ChosenSources(named.rows, remarks=named.remarks)
+    """The sources, of which tokens are checked first: TokenMismatch if they do not fit the encoder.
+    `keep`: store the result of the check in the cache."""
+    if not named.key:
+        return ChosenSources(named.sources, remarks=named.remarks)
     tokens: dict[Source, TokenRows] = {}
     checks: dict[Source, TokenCheck] = {}
     mismatches: list[str] = []
-    for source in named.tokens.every:
+    for source in named.sources.every:
         if not isinstance(encoder, TextEncoder):
             mismatches.append("they cannot be checked without the model's tokenizer")
             break
@@ -150,33 +125,20 @@ def choose_sources(
         if found is None:
             continue
         tokens[source] = found
-        checks[source] = stored_check(converted(found)) or check_tokens(found, encoder)
+        how, check = f"{found} {encoder.fingerprint}", partial(check_tokens, found, encoder)
+        known = cached(source, cache / CHECKS_FILE, how, check, keep=keep)
+        checks[source] = TokenCheck(**known)
         unfit = checks[source].mismatches(spec.max_bad_rows)
         mismatches += [f"{source.name}: {text}" for text in unfit]
-    why = "; ".join(mismatches)
-    if mismatches and named.rows is None:
+    if mismatches:
         raise TokenMismatch(
-            f"{named.key}: these tokens cannot be used with this model: {why}  (tokenise with the "
-            "model's own tokenizer, or name the rows they were made from in training.dataset.path)"
+            f"{named.key}: these tokens cannot be used with this model: {'; '.join(mismatches)}  "
+            "(tokenise with the model's own tokenizer, or name the rows they were made from: "
+            f"training.dataset.path without {named.key})"
         )
-    if mismatches and named.rows is not None:
-        text = f"{named.key}: the tokens do not fit and are not used: {why}. The rows are"
-        text += " tokenised instead  (remove the key, or tokenise again)"
-        return ChosenSources(named.rows, remarks=(Remark.warning(named.key, text),))
-    doubts = [text for check in checks.values() for text in check.doubts()]
+    doubts = [text for each in checks.values() for text in each.doubts()]
     remarks = [Remark.warning(named.key, text) for text in doubts]
     if spec.validation is not None:
         text = "training.dataset.validation: its checks need text and are not applied to tokens"
         remarks.append(Remark.warning("training.dataset.validation", text))
-    return ChosenSources(named.tokens, tokens, checks, tuple(remarks))
-
-
-def stored_check(folder: Path) -> TokenCheck | None:
-    """The check made when the tokens were converted; None if they were not, or it is damaged."""
-    file = folder / CHECKED
-    try:
-        if sha256_of(file) != listed_hash(folder, CHECKED):
-            return None
-        return TokenCheck(**read_json(file))
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
+    return ChosenSources(named.sources, tokens, checks, tuple(remarks))

@@ -7,10 +7,9 @@ to be written.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,23 +17,13 @@ from typing import Any
 
 from expert.core.links import refuse_links, refuse_links_inside
 from expert.core.text import counted, shell_quoted
-from expert.data.examples.cached_results import (
-    cached_content_hash,
-    cached_survey,
-    cached_warnings,
-)
+from expert.data.examples.cached_results import cached, cached_content_hash, cached_survey
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.examples.formats import example_of, pair_of
 from expert.data.examples.text_warnings import TextWarnings, overruled_system
-from expert.data.named_sources import (
-    CACHE_KEY,
-    CHECKED,
-    ChosenSources,
-    NamedSources,
-    choose_sources,
-)
+from expert.data.named_sources import ChosenSources, NamedSources, choose_sources
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.read.streams import data_error
 from expert.data.records import BadRow, Branched, Dropped, Example, Row, RowOutcome, Segment
@@ -44,13 +33,12 @@ from expert.data.tokens.encoder import CharacterEncoder, Encoder, tokenizer_fold
 from expert.data.tokens.prepare import (
     Prepared,
     Recipe,
-    folder_mismatch,
+    is_prepared,
     look,
     prepare,
     read_statistics,
     tokens_folder,
 )
-from expert.data.tokens.token_rows import TokenRows
 from expert.data.tokens.tokenise import TokeniseJob
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
@@ -67,6 +55,8 @@ LATE_COLUMN = (
     "column {!r} first appears here; none of the first {:,} rows of the stream has it  "
     "(set training.dataset.streaming: false, or fill it in an earlier row)"
 )
+TEXTS_FILE = ".texts.json"
+"""In the cache: the warnings about texts."""
 FIRST_ROWS = 300
 """Training rows whose text is looked at before every run: about 10 ms."""
 STREAM_WINDOW_ROWS = 4096
@@ -74,21 +64,6 @@ STREAM_WINDOW_ROWS = 4096
 LONG_TEXT = 4000
 """Characters from which the end of a single text is held out; of a shorter text it would be too
 short to be conclusive."""
-
-
-@dataclass(frozen=True)
-class Cache:
-    """Where prepared data is kept."""
-
-    folder: Path
-    """Parent of token folders named by key; or a token folder itself, if the manifest names it."""
-    beside: Path
-    """Where indexes and further splits go: `folder`, or the parent of a named one, or
-    beside the manifest if that is read-only."""
-    named: bool
-    """The manifest names the folder."""
-    writes: bool = True
-    """False: the cache is only read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +102,12 @@ class DataPipeline:
     encoder: Encoder
     template: Template | None
     """None for the character model."""
-    cache: Cache
+    cache: Path
+    """Where token folders and indexes are kept, named by what determines them."""
     folder: Path
     """Folder of the manifest."""
+    writes: bool = True
+    """False: the cache is only read."""
     manifest_file: str = ""
     has_tokenizer: bool = True
     """False: the model's tokenizer is not on this machine, so rows can only be shown as text."""
@@ -178,9 +156,9 @@ def open_pipeline(
 ) -> DataPipeline:
     """Open the pipeline of a manifest; downloads a tokenizer from the hub if needed. With
     `has_tokenizer=False` nothing is downloaded and rows can only be rendered as text."""
-    config, spec = read.manifest.training.config, read.manifest.training.dataset
-    cache = _cache(plan, read, named=config.pretokenized_cache is not None, writes=writes)
-    sources = named.rows or named.first
+    spec = read.manifest.training.dataset
+    cache = _cache(plan, read)
+    sources = named.sources
     encoder: Any = None
     template: Template | None = None
     if not has_tokenizer:
@@ -198,18 +176,15 @@ def open_pipeline(
         tokenizer = tokenizer_folder(plan, read.folder)
         encoder, template = text_tools(tokenizer, plan.model.prompt_template)
 
-    def converted(rows: TokenRows) -> Path:
-        recipe = _recipe_of_tokens(rows, encoder, cache, keep=False)
-        fits = cache.named and cache.folder.is_dir() and not folder_mismatch(cache.folder, recipe)
-        return cache.folder if fits else cache.beside / tokens_folder(recipe.key())
-
+    known = encoder if has_tokenizer else None
     return DataPipeline(
         plan=plan,
         spec=spec,
-        chosen=choose_sources(named, encoder if has_tokenizer else None, spec, converted),
+        chosen=choose_sources(named, known, spec, cache, keep=writes),
         encoder=encoder,
         template=template,
         cache=cache,
+        writes=writes,
         folder=read.folder,
         manifest_file=read.source,
         has_tokenizer=has_tokenizer,
@@ -217,17 +192,23 @@ def open_pipeline(
     )
 
 
-def _cache(plan: RunPlan, read: ReadManifest, *, named: bool, writes: bool) -> Cache:
-    folder = Path(plan.data.cache or read.folder / "datasets_optimized")
-    # The cache in an expert's folder may come from someone else. Next to a named one there may be
-    # other people's files, which are not checked.
+def _cache(plan: RunPlan, read: ReadManifest) -> Path:
+    """The folder of prepared data: the one that the manifest names, unless it is read-only or
+    another tool saved a data set there."""
+    own = read.folder / "datasets_optimized" / folder_name(plan.expert)
+    folder = Path(plan.data.cache or own)
+    if read.manifest.training.config.pretokenized_cache is not None:
+        # There may be other people's files in it, which are not checked.
+        refuse_links(folder, below=read.folder)
+        folder = folder.parent if is_prepared(folder) else folder
+        saved = any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
+        if not saved and (not folder.exists() or os.access(folder, os.W_OK)):
+            return folder
+        folder = own
+    # The cache in an expert's folder may come from someone else.
     refuse_links(folder, below=read.folder)
-    if not named:
-        refuse_links_inside(folder)
-    beside = folder.parent if named else folder
-    if named and beside.exists() and not os.access(beside, os.W_OK):
-        beside = read.folder / "datasets_optimized" / folder_name(plan.expert)
-    return Cache(folder, beside, named, writes)
+    refuse_links_inside(folder)
+    return folder
 
 
 # --- rows to segments ----------------------------------------------------------------------------
@@ -286,8 +267,8 @@ def _columns_in(line: DataPipeline, source: Source) -> tuple[Columns, ColumnSurv
     """The columns of a source and their survey, over all rows or the first window of a stream."""
     streamed = line.spec.streaming and source is line.chosen.sources.train
     most = STREAM_WINDOW_ROWS if streamed else line.most_rows
-    keep = line.cache.writes and not streamed
-    seen = cached_survey(source, line.cache.beside, most, keep=keep, waits=line.waits)
+    keep = line.writes and not streamed
+    seen = cached_survey(source, line.cache, most, keep=keep, waits=line.waits)
     if not seen.rows:
         first_row(source)  # raises with the reason
     return detect_source_columns(seen, line.spec), seen
@@ -363,14 +344,8 @@ def row_remarks(line: DataPipeline) -> list[Remark]:
     for source, columns, seen in _text_sources(line):
         reading = reader_for(line, source)
         read_as = f"{reading.cache_key_text} {line.template.fingerprint if line.template else ''}"
-        texts = cached_warnings(
-            source,
-            line.cache.beside,
-            read_as,
-            partial(_warnings_about, reading, source.name, columns),
-            keep=line.cache.writes,
-            waits=line.waits,
-        )
+        make = partial(_warnings_about, reading, source.name, columns)
+        texts = cached(source, line.cache / TEXTS_FILE, read_as, make, keep=line.writes)
         about_columns += source_column_remarks(line, source, columns, seen)
         about_texts += [Remark.warning("training.dataset", text) for text in texts]
     return [*about_columns, *about_texts]
@@ -429,10 +404,10 @@ def _text_sources(line: DataPipeline) -> Iterator[tuple[Source, Columns, ColumnS
 
 def tokens_of(line: DataPipeline, source: Source, split: str) -> Prepared | None:
     """The tokens of a source, prepared if missing; None if missing and the cache is read-only."""
-    if not line.cache.writes and not line.cache.folder.exists():
+    if not line.writes and not line.cache.exists():
         return None
-    recipe, folder = recipe_of(line, source, split)
-    if not line.cache.writes:
+    recipe, folder = recipe_of(line, source)
+    if not line.writes:
         if look(folder, recipe) is not None:
             return None
         return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
@@ -454,7 +429,6 @@ def tokens_of(line: DataPipeline, source: Source, split: str) -> Prepared | None
         expect=lambda rows: expect(name, rows),
         waits=line.waits,
         expected_bytes=line.plan.disk.cache_bytes if split == "train" else None,
-        records={CHECKED: json.dumps(asdict(checked), indent=2)} if checked else {},
     )
     made = prepare(job, recipe, folder)
     if made.damaged:
@@ -464,59 +438,31 @@ def tokens_of(line: DataPipeline, source: Source, split: str) -> Prepared | None
     return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")
 
 
-def recipe_of(line: DataPipeline, source: Source, split: str) -> tuple[Recipe, Path]:
+def recipe_of(line: DataPipeline, source: Source) -> tuple[Recipe, Path]:
     """What determines the tokens of a source, and their folder, whether it exists or not."""
     recipe = _recipe(line, source)
-    if _can_use_named_folder(line, split) and not folder_mismatch(line.cache.folder, recipe):
-        return recipe, line.cache.folder
-    return recipe, line.cache.beside / tokens_folder(recipe.key())
-
-
-def _can_use_named_folder(line: DataPipeline, split: str) -> bool:
-    return line.cache.named and split == "train" and not line.chosen.sources.tasks
-
-
-def remarks_on_tokens(line: DataPipeline) -> list[Remark]:
-    """Warnings about token folders named in the manifest that do not fit."""
-    remarks = list(line.chosen.remarks)
-    if remarks or not _can_use_named_folder(line, "train"):
-        return remarks
-    for source in line.sources_of("train"):
-        if source in line.chosen.tokens:
-            continue
-        recipe, folder = recipe_of(line, source, "train")
-        why = folder_mismatch(line.cache.folder, recipe)
-        if why:
-            text = f"{CACHE_KEY}: {line.cache.folder} is not used or changed: {why}. The tokens are"
-            remarks.append(Remark.warning(CACHE_KEY, f"{text} in {folder}"))
-    return remarks
+    return recipe, line.cache / tokens_folder(recipe.key())
 
 
 def _recipe(line: DataPipeline, source: Source) -> Recipe:
+    data = cached_content_hash(source, line.cache, keep=line.writes, waits=line.waits)
     tokens = line.chosen.tokens.get(source)
-    if tokens is not None:
-        return _recipe_of_tokens(tokens, line.encoder, line.cache)
+    if tokens is not None:  # made elsewhere: they depend on neither template nor text columns
+        return Recipe(
+            data=data,
+            tokenizer=line.encoder.fingerprint,
+            template="tokens made elsewhere",
+            columns=str(tokens),
+            learn_prompt=False,
+            max_samples=source.max_samples,
+        )
     reading, checks = reader_for(line, source), line.spec.validation
     return Recipe(
-        data=cached_content_hash(source, line.cache.beside, waits=line.waits),
+        data=data,
         tokenizer=line.encoder.fingerprint,
         template=line.template.fingerprint if line.template else "characters",
         columns=reading.cache_key_text,
         learn_prompt=line.plan.data.train_on_prompt,
         checks=checks.model_dump_json() if checks else "",
         max_samples=source.max_samples,
-    )
-
-
-def _recipe_of_tokens(
-    rows: TokenRows, encoder: Encoder, cache: Cache, *, keep: bool = True
-) -> Recipe:
-    """The recipe of tokens made elsewhere, which depend on neither template nor text columns."""
-    return Recipe(
-        data=cached_content_hash(rows.source, cache.beside, keep=keep),
-        tokenizer=encoder.fingerprint,
-        template="tokens made elsewhere",
-        columns=str(rows),
-        learn_prompt=False,
-        max_samples=rows.source.max_samples,
     )

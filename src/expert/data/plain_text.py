@@ -10,7 +10,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from expert.core.errors import ExpertError
-from expert.core.files import read_json
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.examples.formats import example_of
@@ -29,7 +28,6 @@ from expert.planning.survey import local_path
 _TEXT_SUFFIXES = tuple(kind + packed for kind in ENDINGS["txt"] for packed in ("", *COMPRESSED))
 FIRST_ROWS = 256
 """Rows read to detect the columns; few, since a row may be a whole text."""
-_TEXT_COLUMNS = ("Columns(kind='text'", "Tokens(kind='text'")
 
 
 class FirstRow:
@@ -67,8 +65,8 @@ class FirstRow:
 def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
     """Whether the data was plain text, so that a prompt is continued rather than answered.
 
-    Decided by the first row if its file exists, else by the columns recorded with the prepared
-    data, else by the manifest alone. Nothing is downloaded. `first`: avoids reading the row again.
+    Decided by the first row if its file exists, else by the manifest alone. Nothing is downloaded.
+    `first`: avoids reading the row again.
     """
     data = plan.data.dataset
     path = str(data.get("path") or "")
@@ -80,7 +78,6 @@ def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
     except ValidationError:  # from another version
         return False
     known = (first or FirstRow(plan)).is_text
-    known = _by_preparation(plan) if known is None else known
     if known is not None:
         return known
     return bool(spec.text_field or (spec.field_mapping and spec.field_mapping.text))
@@ -95,16 +92,13 @@ def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = Fals
         by_name = source.files and file_format(source.files[0], source.format) == "txt"
         if source.kind == "corpus" or by_name:
             return True
-        tokens = token_rows_in(source) if named.tokens else None
+        tokens = token_rows_in(source) if named.key else None
         if tokens:
             return tokens.is_text
         found = _first_parsed(iterate(source), spec)
         return found is not None and _is_plain_text(*found)
 
-    # With both tokens and rows that may replace them, both must be text: truncating rows gives a
-    # warning, splitting them does not.
-    sources = [each for each in (named.tokens, named.rows) if each is not None]
-    trains = [each.train for each in sources if each.train is not None] or named.first.trains
+    trains = named.sources.trains
     if not fetch and any(source.kind == "hub" for source in trains):
         return None
     try:
@@ -146,19 +140,3 @@ def local_rows(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
     for source in resolve_sources(spec, folder).trains if folder is not None else ():
         if source.kind != "hub":
             yield from (row for row in iterate(source) if isinstance(row, Row))
-
-
-def _by_preparation(plan: RunPlan) -> bool | None:
-    """Whether the prepared folders of the run's cache are of plain text; None if they disagree."""
-    cache = Path(plan.data.cache) if plan.data.cache else None
-    kinds = set()
-    # The tokens of the run may be next to a named folder instead of in it.
-    places = [cache, cache.parent] if cache else []
-    files = [each for place in places for each in place.glob("tokens-*/recipe.json")]
-    for recipe in [cache / "recipe.json", *files] if cache else []:
-        try:
-            columns = read_json(recipe)["columns"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue
-        kinds.add(str(columns).startswith(_TEXT_COLUMNS))
-    return kinds.pop() if len(kinds) == 1 else None

@@ -75,31 +75,6 @@ def deadline() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def try_in_child(attempt: Callable[[], str]) -> str | None:
-    """What `attempt` returns in a limited process: "" for success, else why not; None if the
-    process was killed or did not end in time."""
-    if multiprocessing.current_process().daemon:  # a data worker may not have children
-        return attempt()
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-
-    def answer() -> None:
-        limit_this_process()
-        sender.send(attempt())
-
-    child = context.Process(target=answer, daemon=True)
-    child.start()
-    sender.close()
-    try:
-        return str(receiver.recv()) if receiver.poll(2 * RENDERING_SECONDS) else None
-    except EOFError:
-        return None
-    finally:
-        child.kill()
-        child.join()
-        receiver.close()
-
-
 # --- many processes, one order -------------------------------------------------------------------
 
 
@@ -221,3 +196,17 @@ def _begin(begin: Callable[[], Callable[[Any], Any]]) -> None:
 
 def _do(item: Any) -> Any:
     return _work(item)
+
+
+def try_in_child(attempt: Callable[[], str]) -> str | None:
+    """What `attempt` returns in a limited process: "" for success, else why not; None if the
+    process was killed or did not end in time."""
+    if multiprocessing.current_process().daemon:  # a data worker may not have children
+        return attempt()
+    try:
+        [said] = in_workers(
+            lambda: lambda _: attempt(), lambda made: [None], 1, patience=2 * RENDERING_SECONDS
+        )
+    except WorkersFailed:
+        return None
+    return said

@@ -14,7 +14,7 @@ from expert.core.hashed import file_integrity, set_damaged_aside
 from expert.core.resources import reporting_disk_full
 from expert.core.rundir import waiting_lock
 from expert.data.feed.order import DataOrder
-from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
+from expert.data.inspect.shared_rows import find_shared
 from expert.data.named_sources import CACHE_KEY
 from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import remarks_on_length, require_rows
@@ -25,7 +25,6 @@ from expert.data.pipeline import (
     DataPipeline,
     columns_read,
     reader_for,
-    remarks_on_tokens,
     row_remarks,
     tokens_of,
 )
@@ -60,7 +59,7 @@ def refuse_streaming(spec: DatasetSpec) -> None:
 
 def disk_space_for(pipeline: DataPipeline) -> AbstractContextManager[None]:
     """Context for preparing: an error about a full disk includes the space the plan expects."""
-    place, needed = pipeline.cache.beside, pipeline.plan.disk.cache_bytes
+    place, needed = pipeline.cache, pipeline.plan.disk.cache_bytes
     return reporting_disk_full(place, PREPARED_DATA, needed, fix=FREE_SPACE_FIX)
 
 
@@ -91,9 +90,15 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
         validation = pack_split(pipeline, "validation", tokens, held_out, drawn_from=train)
     if train is None or (len(held_out) and validation is None):
         return None
+
+    def by_name(split: str, folders: tuple[Prepared, ...]) -> list[tuple[str, Prepared]]:
+        names = [source.name for source in pipeline.sources_of(split)]
+        return list(zip(names, folders, strict=True))
+
+    trained = by_name("train", tokens)
     shared = [
-        _shared(pipeline, split, train, keys, chosen)
-        for split in given.values()
+        find_shared(name, by_name(name, split.folders), trained, keys, chosen)
+        for name, split in given.items()
         if split is not None and keys is not None
     ]
     return PreparedData(
@@ -103,12 +108,14 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
         encoder=pipeline.encoder,
         template=pipeline.template.name if pipeline.template else "characters",
         doubts=(
-            *remarks_on_tokens(pipeline),
+            *pipeline.chosen.remarks,
             *(Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(pipeline.damaged)),
             *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
             *row_remarks(pipeline),
             *(
-                Remark.warning(each.key, each.as_text(pipeline.list_command))
+                Remark.warning(
+                    f"training.dataset.{each.split}_path", each.as_text(pipeline.list_command)
+                )
                 for each in shared
                 if each
             ),
@@ -136,25 +143,6 @@ def split_from_files(pipeline: DataPipeline, name: str) -> PreparedSplit | None:
     return pack_split(pipeline, name, tokens, np.arange(count))
 
 
-def _shared(
-    pipeline: DataPipeline,
-    split: PreparedSplit,
-    train: PreparedSplit,
-    keys: RowKeys,
-    trained: Documents,
-) -> SharedRows | None:
-    """Rows of a split with its own files that are also trained on."""
-    rows = [
-        SplitRows(
-            names=[source.name for source in pipeline.sources_of(each.name)],
-            folders=each.folders,
-            keys=known,
-        )
-        for each, known in ((split, RowKeys.of(split.open())), (train, keys))
-    ]
-    return find_shared(split.name, rows[0], rows[1], trained)
-
-
 # --- packing -------------------------------------------------------------------------------------
 
 
@@ -175,7 +163,7 @@ def pack_split(
     packing = packing_for(
         plan, name, rows, is_text=pipeline.is_text, streaming=pipeline.spec.streaming
     )
-    file = pipeline.cache.beside / index_name(
+    file = pipeline.cache / index_name(
         plan,
         name,
         tokens=[prepared.key for prepared in tokens],
@@ -185,16 +173,16 @@ def pack_split(
     )
     state = file_integrity(file)
     hit, index = state == "sound", None
-    if state == "missing" and not pipeline.cache.writes:
+    if state == "missing" and not pipeline.writes:
         return None
-    alone = hit or not pipeline.cache.writes
+    alone = hit or not pipeline.writes
     with nullcontext() if alone else waiting_lock(file, f"packing {name}", pipeline.waits):
         state = state if alone else file_integrity(file)
         if state != "sound":
             index = packed(plan, name, rows, plan.optim.seed, packing, is_text=pipeline.is_text)
             del rows
             index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
-            if pipeline.cache.writes:
+            if pipeline.writes:
                 if state == "damaged":
                     pipeline.damaged.append(set_damaged_aside(file, "packed"))
                 index.save(file)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED
@@ -18,6 +21,7 @@ from expert.planning.run_plan import AdapterPlan
 
 ADAPTER = "default"
 """PEFT's name of the adapter."""
+ADAPTER_FILE = "adapter_model.safetensors"
 _TARGETS = "training.config.target_modules"
 
 
@@ -57,11 +61,31 @@ def add_adapter(
                 parameter.requires_grad_(False)
             elif parameter.requires_grad:
                 parameter.data = parameter.data.to(dtype)
+        if plan.start is not None:
+            _load_adapter(wrapped, Path(plan.start))
         if plan.type == "dora":
             replace_dora_layers(wrapped, ADAPTER)
         if plan.type in ("lora", "dora"):
             replace_lora_layers(wrapped, ADAPTER)
         return wrapped
+
+
+@torch.no_grad()
+def _load_adapter(wrapped: Any, folder: Path) -> None:
+    """Give the adapter the weights in a folder in PEFT's format, which must have its shape."""
+    peft, place = importlib.import_module("peft"), "training.config.start_from"
+    try:
+        tensors = load_file(folder / ADAPTER_FILE)
+    except (OSError, SafetensorError) as error:
+        fix = "name a finished run that trained an adapter, or a folder in PEFT's format"
+        raise ModelError(place, f"{folder}: no adapter can be read there: {error}", fix) from error
+    own = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    shapes = [{name: tuple(t.shape) for name, t in each.items()} for each in (own, tensors)]
+    differ = sorted(name for name, _ in shapes[0].items() ^ shapes[1].items())
+    if differ:
+        what = f"{folder}: {len(differ)} weights are not those of this adapter, such as {differ[0]}"
+        raise ModelError(place, what, "use its adapter_type, rank, target_modules and base model")
+    peft.set_peft_model_state_dict(wrapped, tensors, adapter_name=ADAPTER)
 
 
 def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) -> Any:

@@ -26,7 +26,7 @@ from torch.nn.attention.flex_attention import flex_attention as torch_flex_atten
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
 from expert.model.inputs import ModelInput
-from expert.planning.measurements import measurements_file
+from expert.planning.models.resolve import expert_home
 
 # Imported here because the calls are inside compiled graphs.
 _VARLEN_ATTN: Any = None
@@ -261,10 +261,10 @@ class GatherKeys(torch.autograd.Function):
 
 @functools.cache
 def _flash4() -> Callable[..., Any]:
-    """The package's function. Its compiled kernels are cached beside our measurements unless the
+    """The package's function. Its compiled kernels are cached in Expert's folder unless the
     environment says otherwise: the default is a folder that other users may write to."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-    cache = measurements_file(os.environ).parent / "flash4"
+    cache = expert_home() / "flash4"
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(cache))
     warnings.filterwarnings("ignore", message=FLASH4_WARNS)
     try:

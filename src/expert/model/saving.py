@@ -14,7 +14,7 @@ from torch import Tensor
 
 from expert.core.files import write_text_atomically
 from expert.manifest.schema.kinds import ADAPTERS
-from expert.model.adapters import ADAPTER
+from expert.model.adapters import ADAPTER, ADAPTER_FILE
 from expert.model.base_folder import base_reference, copy_tokenizer
 from expert.model.chargpt import CharGpt, save_char_gpt
 from expert.model.errors import ModelError
@@ -76,7 +76,7 @@ def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
         if loaded.ranks is not None:
             config.rank_pattern = pattern
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(whole, folder / ADAPTER_FILE, metadata={"format": "pt"})
     settings["inference_mode"] = True
     settings["revision"] = revision
     text = json.dumps(settings, indent=2, sort_keys=True, default=_plain)

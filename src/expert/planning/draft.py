@@ -13,8 +13,7 @@ from expert.manifest.schema.kinds import PREFERENCES
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.decisions import Decision, Remark, Source
 from expert.planning.machine.target import Cluster, Target
-from expert.planning.measurements import MeasuredRate
-from expert.planning.models.resolve import ResolvedModel, basename
+from expert.planning.models.resolve import ResolvedModel
 from expert.planning.survey import PackedRows, Survey
 
 SET = "set in the manifest"
@@ -63,8 +62,6 @@ class PlanDraft:
     kept: ResumedChoices
     on_command_line: frozenset[str] = frozenset()
     """Keys whose values come from there rather than from the file."""
-    best: MeasuredRate | None = None
-    """The fastest in a benchmark of this card, model and shape."""
     decisions: dict[str, Decision] = field(default_factory=dict)
     """By path, in the order they were made; each path is settled once."""
     remarks: list[Remark] = field(default_factory=list)
@@ -195,37 +192,15 @@ class PlanDraft:
         """Mean tokens of a document in sequences of this length."""
         return min(self.survey.mean_tokens or length, length)
 
-    # --- the card and its measurements -------------------------------------------------------
+    # --- the card ----------------------------------------------------------------------------
 
     @property
     def on_gpu(self) -> bool:
         return self.target.device == "cuda"
 
     @property
-    def card_key(self) -> str:
-        """The card's name in measurements."""
-        return self.target.card.slug if self.target.card else self.target.name
-
-    @property
-    def model_key(self) -> str:
-        """The model's name in measurements."""
-        return basename(self.model.name).lower()
-
-    @property
     def parameters(self) -> int | None:
         return self.resolved.shape.parameters if self.resolved.shape is not None else None
-
-    def rate_key(self, quantization: str) -> dict[str, Any]:
-        """What a measured rate must match to be of a run like this."""
-        return {
-            "card": self.card_key,
-            "model": self.model_key,
-            "adapter": self.config.adapter_type,
-            "quantization": quantization,
-            "max_seq_length": self["data.max_seq_length"],
-            "packing": self["data.packing"],
-            "parameters": self.parameters,
-        }
 
     @property
     def card_label(self) -> str:
@@ -238,12 +213,3 @@ class PlanDraft:
     def has_capability(self, least: tuple[int, int]) -> bool:
         """True on a card of at least this capability, and on an unnamed card."""
         return self.on_gpu and (self.target.capability is None or self.target.capability >= least)
-
-    def measured(self, path: str) -> tuple[Any, str] | None:
-        """The fastest value in a benchmark, and when it was measured; None without one."""
-        if self.best is None or path not in self.best.settings:
-            return None
-        gain = self.best.gains.get(path)
-        times = f", {gain:.2f}x as fast as without" if gain else ""
-        because = f"fastest in the benchmark of {self.best.measured_on}{times}"
-        return self.best.settings[path], because

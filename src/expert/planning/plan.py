@@ -12,7 +12,7 @@ from pathlib import Path
 from expert.core.errors import ExpertError
 from expert.core.files import read_text
 from expert.core.text import gib
-from expert.manifest.schema.kinds import QUANTISED
+from expert.manifest.schema.kinds import PREFERENCES, QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.blocks import choose_compile, choose_fused_blocks
@@ -34,15 +34,14 @@ from expert.planning.choose.recipe import (
     settle_objective,
     settle_optimisation,
     settle_watching,
+    warn_of_settings,
 )
-from expert.planning.choose.sanity import warn_of_settings
 from expert.planning.choose.savings import suggest_savings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import tiny_settings_warnings
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft, ResumedChoices
-from expert.planning.machine.target import Cluster, Target, target_per_rank
-from expert.planning.measurements import MeasuredRate, find_best, measurements_file, read_rates
+from expert.planning.machine.target import Cluster, Target
 from expert.planning.memory.workload import Workload
 from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
@@ -64,7 +63,6 @@ def make_plan(
     folder: Path = Path(),
     model: str | None = None,
     environ: Mapping[str, str] = os.environ,
-    use_measurements: bool = True,
     survey: Survey | None = None,
     plain_text: bool | None = None,
     kept: ResumedChoices | None = None,
@@ -74,16 +72,20 @@ def make_plan(
 ) -> RunPlan:
     """Settle everything the manifest leaves open for this target.
 
-    Without measurements, benchmark results are ignored: a benchmark measures for itself. `survey`:
-    what is known about the rows; without one, the files are examined. `plain_text`: whether the
-    rows are texts without answers, if known. `kept`: choices of a resumed run. `on_command_line`:
-    keys that were set there. `ranks`: processes
-    on all `nodes` together, each with a device like the target.
+    `survey`: what is known about the rows; without one, the files are examined. `plain_text`:
+    whether the rows are texts without answers, if known. `kept`: choices of a resumed run.
+    `on_command_line`: keys that were set there. `ranks`: processes on all `nodes` together, each
+    with a device like the target.
     """
     spec = choose_model(manifest, model)
     dataset, is_char_model = manifest.training.dataset, spec.name == CHAR_GPT
     cluster = Cluster(ranks, nodes)
-    target = target_per_rank(target, cluster)
+    # Each process has its own card; on a CPU they divide its memory, and all divide the cores of
+    # this machine.
+    if target.is_this_machine:
+        target = replace(target, cores=max(1, target.cores // cluster.ranks_per_node))
+    if target.device == "cpu":
+        target = replace(target, budget_bytes=target.budget_bytes // cluster.ranks_per_node)
     draft = PlanDraft(
         manifest=manifest,
         folder=folder,
@@ -96,9 +98,8 @@ def make_plan(
         kept=kept or ResumedChoices(),
         on_command_line=on_command_line,
     )
-    benchmarks = read_rates(measurements_file(environ)) if use_measurements else []
-    _settle_all(draft, benchmarks)
-    suggest_savings(draft, lambda other: _settle_all(other, benchmarks))
+    _settle_all(draft)
+    suggest_savings(draft, _settle_all)
     return RunPlan.model_validate(
         {
             "expert": manifest.name,
@@ -110,7 +111,7 @@ def make_plan(
     )
 
 
-def _settle_all(draft: PlanDraft, benchmarks: list[MeasuredRate]) -> None:
+def _settle_all(draft: PlanDraft) -> None:
     """Make every choice, each after those it depends on."""
     settle_model(draft)
     settle_objective(draft)
@@ -118,7 +119,6 @@ def _settle_all(draft: PlanDraft, benchmarks: list[MeasuredRate]) -> None:
     choose_precision(draft)
     choose_tf32(draft)
     settle_sequences(draft)
-    draft.best = find_best(benchmarks, draft.rate_key(base_quantization(draft)))
     choose_switches(draft)
     choose_loss_chunk(draft)
     choose_optimizer(draft)
@@ -220,6 +220,7 @@ def _workload(
         optimizer=draft["optim.optimizer"],
         fused_loss=draft["kernels.fused_loss"],
         soft_tokens=draft.soft_tokens,
+        branches=2 if draft.config.method in PREFERENCES else 0,
         prefetch=draft["loader.prefetch"],
         compiled=False,
         loss_rows=draft["kernels.loss_chunk"],

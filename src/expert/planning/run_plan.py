@@ -12,10 +12,6 @@ from expert.manifest.schema.kinds import WITHOUT_REFERENCE, Engine, Method, Pref
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Decision, Remark, Source
 
-EVALUATION_SHARE = 1 / 3
-"""Cost of evaluating as many positions as in a step, until one was measured: only the forward, and
-the backward takes twice that."""
-
 
 class Slice(BaseModel):
     """A section of the plan."""
@@ -44,8 +40,6 @@ class ObjectivePlan(Slice):
     label_smoothing: float = 0.0
     simpo_gamma: float = 0.0
     sft_weight: float = 0.0
-    start: str | None = None
-    """Identifies the weights that training starts from, if they are not those of the base."""
 
     @property
     def branches(self) -> int:
@@ -66,6 +60,8 @@ class AdapterPlan(Slice):
     feedforward_modules: list[str]
     soft_prompts: list[dict[str, Any]]
     trainable_parameters: int | None
+    start: str | None = None
+    """Folder of the adapter that training starts from."""
 
 
 class KernelPlan(Slice):

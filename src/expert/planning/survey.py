@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 
@@ -167,9 +167,10 @@ def survey_file(path: Path) -> Survey:
     if not has_one_row_per_line(path):
         kind = "a folder" if path.is_dir() else path.suffix or "this format"
         return Survey(None, None, f"rows of {kind} are counted when they are prepared")
-    size = path.stat().st_size
-    texts = [whole_lines(path, part) for part in sample_ranges([size])]
-    counted, lines = sum(map(len, texts)), sum(map(count_lines, texts))
+    size, counted, lines = path.stat().st_size, 0, 0
+    for text in _sampled_lines(path, size):
+        counted += len(text)
+        lines += text.count(b"\n") + (not text.endswith(b"\n"))
     if size and not counted:
         return Survey(None, None, f"rows of {path.name} are too long to be counted in advance")
     if path.suffix.lower() == ".csv":
@@ -178,64 +179,26 @@ def survey_file(path: Path) -> Survey:
         is_headed = path.suffix.lower() == ".csv" and counted
         kind = "has a header and no rows" if is_headed else "is empty"
         return Survey(0, 0, f"{path.name} {kind}")
-    return Survey(
-        round(lines * size / counted),
-        int(size / FILE_BYTES_PER_TOKEN),
-        describe_line_count([path], exact=counted == size),
-    )
-
-
-# --- looking at lines ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ByteRange:
-    """A range of bytes in one of several files."""
-
-    file: int
-    start: int
-    stop: int
-    size: int
-    """Of the whole file."""
-
-
-def sample_ranges(sizes: Sequence[int]) -> list[ByteRange]:
-    """Every file whole, or parts spread evenly over all files if they are large."""
-    total = sum(sizes)
-    if total <= _COUNTED_BYTES:
-        return [ByteRange(file, 0, size, size) for file, size in enumerate(sizes) if size]
-    length = _COUNTED_BYTES // _PARTS
-    parts = []
-    for number in range(_PARTS):
-        middle = (2 * number + 1) * total // (2 * _PARTS)
-        file = 0
-        while middle >= sizes[file]:
-            middle -= sizes[file]
-            file += 1
-        start = max(0, middle - length // 2)
-        parts.append(ByteRange(file, start, min(sizes[file], start + length), sizes[file]))
-    return parts
-
-
-def whole_lines(path: Path, part: ByteRange) -> bytes:
-    """The lines that lie completely within a part of a file."""
-    with open_regular(path) as stream:
-        stream.seek(part.start)
-        text = stream.read(part.stop - part.start)
-    first = text.find(b"\n") + 1 or len(text) if part.start else 0
-    last = len(text) if part.stop == part.size else text.rfind(b"\n") + 1
-    return text[first:last]
-
-
-def count_lines(text: bytes) -> int:
-    """Lines of a text, with or without a final line break."""
-    return text.count(b"\n") + bool(text and not text.endswith(b"\n"))
-
-
-def describe_line_count(paths: Sequence[Path], *, exact: bool) -> str:
-    """How the rows were counted by lines, in words."""
-    spread = f"estimated from the lines of {_COUNTED_BYTES // 2**20} MiB spread over the file"
-    how = "lines counted" if exact else spread
-    if any(path.suffix.lower() == ".csv" for path in paths):
+    how = "lines counted"
+    if counted < size:
+        how = f"estimated from the lines of {_COUNTED_BYTES // 2**20} MiB spread over the file"
+    if path.suffix.lower() == ".csv":
         how += "; fewer rows if a quoted cell holds a line break"
-    return how
+    return Survey(round(lines * size / counted), int(size / FILE_BYTES_PER_TOKEN), how)
+
+
+def _sampled_lines(path: Path, size: int) -> Iterator[bytes]:
+    """The whole text of a file, or the whole lines of parts spread evenly over a large one."""
+    with open_regular(path) as stream:
+        if size <= _COUNTED_BYTES:
+            yield from filter(None, [stream.read()])
+            return
+        length = _COUNTED_BYTES // _PARTS
+        for number in range(_PARTS):
+            start = max(0, (2 * number + 1) * size // (2 * _PARTS) - length // 2)
+            stream.seek(start)
+            text = stream.read(length)
+            first = text.find(b"\n") + 1 or len(text) if start else 0
+            last = len(text) if start + length >= size else text.rfind(b"\n") + 1
+            if first < last:
+                yield text[first:last]

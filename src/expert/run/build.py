@@ -136,7 +136,9 @@ def build(
     group: Group | None = None,
 ) -> Built:
     """Load the model, set the plan's switches, and create the optimizer and the engine."""
-    from expert.model.load import DTYPES
+    import torch
+
+    from expert.model.load import DTYPES, load_model
     from expert.model.switches import set_switches
     from expert.parallel.engine import Engine
     from expert.parallel.group import Group
@@ -149,7 +151,19 @@ def build(
     check_precision(plan, device)
     sharded, group = plan.parallel.engine in SPLITS_WEIGHTS, group or Group()
     # Sharded weights are loaded into host memory: they need not fit one device.
-    loaded = _load(plan, encoder, "cpu" if sharded else device, allow_remote_code)
+    # Adapters compute in bfloat16 with float32 master weights. Float16 cannot hold their gradients,
+    # so there they are float32 and autocast rounds them in the passes.
+    loaded = load_model(
+        plan.model,
+        plan.adapter,
+        plan.kernels,
+        vocabulary=getattr(encoder, "characters", None),
+        device="cpu" if sharded else device,
+        seed=plan.optim.seed,
+        total_steps=plan.length.total_steps,
+        adapter_dtype=torch.bfloat16 if plan.kernels.precision == "bf16" else torch.float32,
+        allow_remote_code=allow_remote_code,
+    )
     check_attention(plan, loaded, device)
     shards = None
     if group.is_distributed:
@@ -184,29 +198,6 @@ def build(
     else:
         engine = Engine(loaded, learner, **options)
     return Built(loaded=loaded, engine=engine, timeline=timeline)
-
-
-def _load(
-    plan: RunPlan, encoder: Encoder, device: torch.device | str, allow_remote_code: bool
-) -> LoadedModel:
-    import torch
-
-    from expert.model.load import load_model
-
-    # Adapters compute in bfloat16 with float32 master weights. Float16 cannot hold their gradients,
-    # so there they are float32 and autocast rounds them in the passes.
-    adapter_dtype = torch.bfloat16 if plan.kernels.precision == "bf16" else torch.float32
-    return load_model(
-        plan.model,
-        plan.adapter,
-        plan.kernels,
-        vocabulary=getattr(encoder, "characters", None),
-        device=device,
-        seed=plan.optim.seed,
-        total_steps=plan.length.total_steps,
-        adapter_dtype=adapter_dtype,
-        allow_remote_code=allow_remote_code,
-    )
 
 
 def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError, Problem
-from expert.data.examples.column_survey import ColumnSurvey, survey_rows
+from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import detect_source_columns
-from expert.data.read.sources import Source, find_source, iterate
+from expert.data.read.sources import find_source, iterate
 from expert.data.records import DataError
 from expert.manifest.check.rules import read_paths
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
@@ -86,18 +86,12 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
         split = _SPLITS.get(path.rpartition(".")[2], "train")
         try:
             source = find_source(value, split, spec, read.folder)
-            seen = None if of_characters else _rows_at_the_start(source)
-            if seen is not None and not (spec.use_pretokenized and "input_ids" in seen.names):
+            if of_characters or source.kind in ("hub", "corpus"):
+                continue
+            # For plain text one character shows the columns as well as all of it. If there are no
+            # rows, reading the data will report why.
+            seen = survey_rows(iterate(replace(source, max_chars=1)), FIRST_ROWS)
+            if seen.rows and not (spec.use_pretokenized and "input_ids" in seen.names):
                 detect_source_columns(seen, spec)
         except DataError as error:
             yield Remark.warning(path, str(error))
-
-
-def _rows_at_the_start(source: Source) -> ColumnSurvey | None:
-    """The columns of the first rows, without reading a whole file or fetching one; None if there
-    are no rows here: reading the data will report why."""
-    if source.kind in ("hub", "corpus"):
-        return None
-    # For plain text one character shows the columns as well as all of it.
-    seen = survey_rows(iterate(replace(source, max_chars=1)), FIRST_ROWS)
-    return seen if seen.rows else None

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from expert.data.named_sources import NamedSources
     from expert.data.pipeline import DataPipeline, Tell
     from expert.data.prepared import PreparedData
-    from expert.planning.draft import ResumedChoices
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
 
@@ -47,8 +46,6 @@ class Resumed:
     folder: RunFolder
     checkpoint: Path
     """The checkpoint to start from, or the folder of checkpoints for the newest good one."""
-    kept: ResumedChoices
-    """Choices of its first machine that it keeps on another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +89,6 @@ class Opened:
         about_rows = self.run_data.doubts if self.run_data is not None else ()
         return tuple(dict.fromkeys((*self.plan.warnings, *about_rows)))
 
-    def replanned(self, read: ReadManifest) -> RunPlan:
-        """The plan for another reading of the same manifest, without counting rows again."""
-        return self.plan_of(read, self.counts.survey if self.counts else None)
-
     def plan_of(self, read: ReadManifest, survey: Survey | None) -> RunPlan:
         """The plan of a reading of the manifest for this machine, given what is known of its
         rows."""
@@ -122,7 +115,6 @@ def open_run(
     model: str | None = None,
     overrides: tuple[str, ...] = (),
     machine: Machine | None = None,
-    use_measurements: bool = True,
     resume: str | None = None,
     ranks: int = 1,
     nodes: int = 1,
@@ -136,25 +128,36 @@ def open_run(
     `resume`: "auto", a checkpoint or a folder that identifies a run. `gpu`, `vram`: the card to
     plan for; `ranks`, `nodes`: processes and machines.
     """
+    from expert.data.plain_text import are_plain_text
     from expert.planning.machine.machine import describe_machine
 
     began, read, runs = time.monotonic(), as_read(manifest, overrides), data == "prepared"
     if runs and resume in (None, "auto"):
         runs_folder(read)  # refuses a link before hours of preparing
-    resumed = _resumed(read, resume) if resume is not None else None
+    resumed = None
+    if resume is not None:
+        folder, checkpoint = run_to_resume(
+            resume,
+            runs=read.manifest.training.config.runs_beside(read.folder),
+            expert=read.manifest.name,
+        )
+        folder.refuse_damaged()
+        resumed = Resumed(folder=folder, checkpoint=checkpoint)
     here = machine or describe_machine(read.folder)
     device = read.manifest.training.config.device
     cards = ranks // nodes if nodes > 0 else ranks
     target = choose_target(here, gpu=gpu, vram=vram, device=device, cards=cards)
-    sources = _sources(read, fetch=data != "counted")
+    fetch, plain_text = data != "counted", None
+    sources = _sources(read, fetch=fetch)
+    if read.manifest.training.config.overlong == "auto" and not isinstance(sources, Exception):
+        plain_text = are_plain_text(read.manifest.training.dataset, sources, fetch=fetch)
     asked: dict[str, Any] = {
         "model": model,
-        "use_measurements": use_measurements,
         "ranks": ranks,
         "nodes": nodes,
-        "kept": resumed.kept if resumed else None,
+        "kept": kept_of(resumed.folder, read) if resumed else None,
         "on_command_line": read.keys_on_command_line,
-        "plain_text": _are_plain_text(read, sources, fetch=data != "counted"),
+        "plain_text": plain_text,
     }
     opened = Opened(
         read=read,
@@ -224,18 +227,9 @@ def plan(
 
     Prepared rows are counted, others sampled; nothing is written.
     """
-    opened = open_run(
-        manifest,
-        data="counted",
-        gpu=gpu,
-        vram=vram,
-        model=model,
-        overrides=overrides,
-        machine=machine,
-        ranks=ranks,
-        nodes=nodes,
-    )
-    return opened.plan
+    asked: Any = {"gpu": gpu, "vram": vram, "model": model, "machine": machine}
+    asked |= {"overrides": overrides, "ranks": ranks, "nodes": nodes}
+    return open_run(manifest, data="counted", **asked).plan
 
 
 def prepare(
@@ -289,20 +283,6 @@ def refuse_missing_gpu(opened: Opened) -> None:
         )
 
 
-# --- resuming ------------------------------------------------------------------------------------
-
-
-def _resumed(read: ReadManifest, resume: str) -> Resumed:
-    runs = read.manifest.training.config.runs_beside(read.folder)
-    folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
-    folder.refuse_damaged()
-    return Resumed(
-        folder=folder,
-        checkpoint=checkpoint,
-        kept=kept_of(folder, read),
-    )
-
-
 # --- the rows ------------------------------------------------------------------------------------
 
 
@@ -313,18 +293,6 @@ def _sources(read: ReadManifest, *, fetch: bool) -> NamedSources | ExpertError |
         return named_sources(read, fetch=fetch)
     except (ExpertError, OSError) as error:
         return error
-
-
-def _are_plain_text(
-    read: ReadManifest, sources: NamedSources | ExpertError | OSError, *, fetch: bool
-) -> bool | None:
-    """Whether the rows are texts without answers; None if irrelevant or the rows are missing."""
-    from expert.data.plain_text import are_plain_text
-
-    asks = read.manifest.training.config.overlong == "auto"
-    if not asks or isinstance(sources, Exception):
-        return None
-    return are_plain_text(read.manifest.training.dataset, sources, fetch=fetch)
 
 
 def _counted(opened: Opened, model: str | None) -> Opened:

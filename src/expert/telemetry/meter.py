@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -117,49 +116,6 @@ class _Sums:
         }
 
 
-@dataclass
-class RemainingEvaluations:
-    """The evaluations still to come. Their cost is in steps, so that the time per step predicts
-    theirs; once an evaluation was measured, that is used instead."""
-
-    total_steps: int
-    every: int = 0
-    """Steps between evaluations of the validation rows; 0: none in between."""
-    at_end: bool = False
-    """Whether the validation rows are evaluated after the last step."""
-    validation: float = 0.0
-    test: float = 0.0
-    """The test rows are evaluated once, after everything else."""
-    _seconds_for_one: float | None = None
-    _evaluated: int = -1
-
-    def measured(self, seconds: float, *, cost: float, done: int | None = None) -> None:
-        """Record how long an evaluation took; `done`: after how many steps, for validation rows."""
-        if cost > 0:
-            self._seconds_for_one = seconds / cost
-        if done is not None:
-            self._evaluated = done
-
-    def __post_init__(self) -> None:
-        between = range(self.every, self.total_steps + 1, self.every) if self.every else ()
-        self._due = sorted({*between, *([self.total_steps] if self.at_end else [])})
-
-    def evaluations(self, done: int) -> int:
-        """Evaluations of the validation rows from after `done` steps to the end. The one after this
-        step may still be due: the last one may take longest."""
-        now = done in self._due and self._evaluated != done
-        return len(self._due) - bisect_right(self._due, done) + now
-
-    def cost(self, done: int) -> float:
-        """Cost of all evaluations still to come, in steps."""
-        return self.evaluations(done) * self.validation + self.test
-
-    def seconds(self, done: int, step_seconds: float) -> float:
-        """How long they will take, given the seconds per step."""
-        for_one = self._seconds_for_one
-        return self.cost(done) * (step_seconds if for_one is None else for_one)
-
-
 class Meter:
     """Collects steps as they are made; the clock is stopped while it is `paused`."""
 
@@ -169,12 +125,9 @@ class Meter:
         *,
         peak_flops: float | None = None,
         total_steps: int | None = None,
-        ahead: RemainingEvaluations | None = None,
         settling: int = SETTLING_STEPS,
     ) -> None:
         """`peak_flops`: peak FLOP/s of the GPU in this precision, if known."""
-        self.ahead = ahead
-        """The evaluations still to come."""
         self._clock = clock
         self._peak_flops = peak_flops
         self._total_steps = total_steps
@@ -190,6 +143,7 @@ class Meter:
         self._done = 0
         self._line, self._epoch, self._run = _Sums(), _Sums(), _Sums()
         self._pauses = 0
+        self._paused_seconds = 0.0
         self._marked = clock()
         self.steady_since: float | None = None
         """Since when steps run at their normal pace without a pause; None before they do."""
@@ -260,6 +214,7 @@ class Meter:
             self._pauses -= 1
             if self._pauses == 0:
                 self._marked += pause.seconds
+                self._paused_seconds += pause.seconds
                 if self.steady_since is not None:
                     self.steady_since = self._clock()
 
@@ -300,18 +255,17 @@ class Meter:
     # --- asking --------------------------------------------------------------------------------
 
     def eta_seconds(self) -> float | None:
-        """Seconds left at the pace of settled steps; None before there is one.
-
-        Includes evaluations still to come, but not saves.
-        """
+        """Seconds left at the pace of settled steps, None before there is one; with as many
+        evaluations and saves to a step as so far."""
         settled = self._settled
         if not settled or self._total_steps is None:
             return None
         walls = [timed.times.wall for timed in settled if timed.times is not None]
         step_seconds = sum(timed.seconds for timed in settled) / len(settled)
         step_seconds = max(step_seconds, sum(walls) / max(1, len(walls)))
-        evaluating = self.ahead.seconds(self._done, step_seconds) if self.ahead else 0.0
-        return max(0, self._total_steps - self._done) * step_seconds + evaluating
+        trained = self._run.seconds - self.earlier_seconds
+        pauses = self._paused_seconds / trained if trained > 0 else 0.0
+        return max(0, self._total_steps - self._done) * step_seconds * (1 + pauses)
 
     def step_line(self, step: int | None = None) -> dict[str, Any]:
         """Fields of a "step" event: everything since the last line, up to this step. The loss is

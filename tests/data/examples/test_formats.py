@@ -48,7 +48,6 @@ TOLD = 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"
         # Texts are kept to the last blank; numbers are as they are written.
         ({"instruction": " Q\n", "output": "A \n\n"}, [("user", " Q\n"), ("assistant", "A \n\n")]),
         ({"instruction": "Q", "output": 3}, [("user", "Q"), ("assistant", "3")]),
-        ({"instruction": "Q", "output": 2.5}, [("user", "Q"), ("assistant", "2.5")]),
         # JSON text of messages stays a text: a model may be trained to write it.
         ({"prompt": "Q", "completion": JSON}, [("user", "Q"), ("assistant", JSON)]),
         # Prompt and completion may be lists of messages, or one of them.
@@ -80,10 +79,6 @@ TOLD = 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"
             [("user", "Description:\nA port"), ("assistant", "{}")],
         ),
         ({"task": "t", "input": "Q", "output": "A"}, QA),
-        (
-            {"task": "t", "input": {"list": []}, "output": "A"},
-            [("user", "List:\n[]"), ("assistant", "A")],
-        ),
     ],
 )
 def test_a_row_of_any_shape_becomes_a_conversation(row, turns):
@@ -96,9 +91,7 @@ def test_a_row_of_any_shape_becomes_a_conversation(row, turns):
         ("input", "CREATE TABLE t (a INT)", "Schema"),
         ("context", "CREATE TABLE t (a INT)", "Schema"),
         ("db_Schema", "t(a INT)", "Schema"),
-        ("my_context", "a text", "Context"),
         ("input", "a text", "Input"),
-        ("body", "a text", "Input"),
     ],
 )
 def test_the_input_block_is_labelled_by_its_text_and_its_column(column, material, label):
@@ -126,9 +119,7 @@ def test_objects_and_lists_are_trained_on_as_json_only_where_that_is_asked_for(a
     "answer",
     [
         {"role": "assistant", "content": "A"},
-        {"from": "gpt", "value": "A"},
         [{"from": "gpt", "value": "A"}],
-        [{"role": "assistant", "content": [{"type": "text", "text": "A"}]}],
         {"role": "assistant", "content": {"type": "text", "value": "A"}},
         {"type": "text", "value": "A"},
         [{"type": "text", "text": "A"}],
@@ -150,16 +141,11 @@ def test_an_answer_of_a_known_shape_is_what_it_says(answer):
         ({"instruction": "Q", "output": None}, "column 'output' is null"),
         ({"instruction": None, "output": "A"}, "column 'instruction' is null"),
         ({"instruction": "Q", "output": ""}, "column 'output': the answer is empty"),
-        ({"instruction": "Q", "output": " \n\t"}, "column 'output': the answer is empty"),
         ({"instruction": " ", "output": "A"}, "column 'instruction': the request is empty"),
         ({"instruction": "Q", "output": math.nan}, "column 'output' holds NaN, not text"),
         (
             {"instruction": "Q", "output": True},
             "column 'output' holds true, not text; write what the model is to answer in words",
-        ),
-        (
-            {"instruction": "Q", "output": False},
-            "column 'output' holds false, not text; write what the model is to answer in words",
         ),
         (
             {"instruction": "Q", "output": date(2024, 1, 2)},
@@ -168,10 +154,6 @@ def test_an_answer_of_a_known_shape_is_what_it_says(answer):
         (
             {"instruction": "Q", "input": True, "output": "A"},
             "column 'input' holds true, not text; write what the model is to answer in words",
-        ),
-        (
-            {"instruction": "Q", "chosen": "A", "rejected": "B"},
-            "column 'output' is missing; columns found: instruction, chosen, rejected",
         ),
     ],
 )
@@ -202,7 +184,6 @@ UNASKED = "an answer without a user turn before it  (remove it, or add the reque
     [
         (None, "column 'messages' is null"),
         ("text", "column 'messages' holds text, not messages"),
-        ([], "there is no assistant turn"),
         (said("user Q"), "there is no assistant turn"),
         (said("assistant A"), f"turn 1: {UNASKED}"),
         (said("system S", "assistant A"), f"turn 2: {UNASKED}"),
@@ -226,10 +207,6 @@ UNASKED = "an answer without a user turn before it  (remove it, or add the reque
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
             "messages[1]: a part of type 'image_url'; only text is trained on",
-        ),
-        (
-            [{"role": "user", "content": [4]}],
-            "messages[1]: a part of type 'int'; only text is trained on",
         ),
     ],
 )

@@ -46,7 +46,6 @@ def as_legacy(turns, newline="\n"):
         (as_chatml(THOUGHT), THOUGHT),
         # Markers of the other kind are only text inside a turn.
         (as_chatml([("user", "Is <|end|>?"), QA[1]]), [("user", "Is <|end|>?"), QA[1]]),
-        (as_legacy([("user", "Is <|im_end|>?"), QA[1]]), [("user", "Is <|im_end|>?"), QA[1]]),
     ],
 )
 def test_marked_text_gives_its_turns(text, turns):
@@ -77,14 +76,11 @@ def test_what_was_written_with_markers_is_read_back(write, newline, question, an
             "Hello <|user|>\nQ\n<|end|>",
             "the text has turn markers (<|user|>) but does not begin with one",
         ),
-        ("a <|im_end|>", "the text has turn markers (<|im_end|>) but does not begin with one"),
-        ("<|end|>\n", "the text has turn markers (<|end|>) but does not begin with one"),
         ("<|im_start|>user\nQ", "text outside the turns: "),
         (
             "<|im_start|>user\nQ<|im_start|>assistant\nA<|im_end|>",
             "turn 1 (user): its end marker is missing",
         ),
-        ("<|im_start|>user Q<|im_end|>", "text outside the turns: "),
         (
             "<|im_start|>user\nQ<|im_end|>\nstray\n<|im_start|>assistant\nA<|im_end|>",
             "text outside the turns: 'stray'",
@@ -94,11 +90,8 @@ def test_what_was_written_with_markers_is_read_back(write, newline, question, an
             "tools in marked text are not understood  (write such rows as",
         ),
         ("<|im_start|>critic\nQ<|im_end|>", f"unknown role 'critic'  (known: {', '.join(ROLES)})"),
-        ("<|user|>\nQ\n", "text outside the turns: "),
         ("<|user|>\nQ\n<|assistant|>\nA\n<|end|>", "turn 1 (user): its end marker is missing"),
-        ("<|user|>\nQ\n<|end|>\n<|end|>", "text outside the turns: "),
         ("<|user|>\nQ\n<|end|>\n<|assistant|>\n\n<|end|>", "turn 2 (assistant) is empty"),
-        ("<|user|>\nQ\n<|end|>stray<|assistant|>A<|end|>", "text outside the turns: 'stray'"),
         ("<|user|>\nQ\n<|end|>", "there is no assistant turn"),
     ],
 )

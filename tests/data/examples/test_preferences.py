@@ -1,4 +1,4 @@
-"""Rows that say which answer is better: refused, or the preferred half of them and nothing else."""
+"""Rows that say which answer is better: refused, both of their answers, or the preferred one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from expert.data.records import DataError, Dropped
+from expert.data.examples.formats import pair_of
+from expert.data.records import DataError, Dropped, Row
 from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples.understood import example_in, reason_of, turns_of, understand, understood
 from tests.each import each
@@ -57,8 +58,45 @@ def test_of_a_pair_the_preferred_answer_to_its_request_is_trained_on(row):
 @each("row", PAIRS.values(), ids=PAIRS)
 @each("asked", [None, "all"])
 def test_preference_pairs_are_refused_unless_requested(row, asked):
-    with pytest.raises(DataError, match=r"need DPO.*preference_rows: preferred"):
+    with pytest.raises(DataError, match=r"method: dpo.*preference_rows: preferred"):
         understand(list(row), row, preference_rows=asked)
+
+
+@each("row", PAIRS.values(), ids=PAIRS)
+def test_of_a_pair_both_answers_follow_the_same_prompt(row):
+    columns = understand(list(row), row, preference_rows="pairs")
+    pair = pair_of(Row(row, "rows.jsonl", 1), columns)
+    assert isinstance(pair, list)
+    system = [("system", "S")] if "system" in row else []
+    for example, answer in zip(pair, (GOOD, BAD), strict=True):
+        said = [(turn.role, turn.text) for turn in example.turns]
+        assert said == [*system, ("user", ASKED), ("assistant", answer)]
+
+
+def test_only_the_last_answers_of_a_pair_are_trained_on():
+    before = [USER, {"role": "assistant", "content": "3"}]
+    row = {"prompt": [*before, USER], "chosen": WHOLE[1:], "rejected": WORSE[1:]}
+    pair = pair_of(Row(row, "rows.jsonl", 1), understand(list(row), row, preference_rows="pairs"))
+    assert isinstance(pair, list)
+    for example in pair:
+        assert [turn.in_prompt for turn in example.turns] == [False, True, False, False]
+
+
+def test_pairs_in_columns_of_any_name_are_mapped():
+    row = {"prompt": ASKED, "good": GOOD, "bad": BAD}
+    mapping = FieldMapping(response="good", rejected="bad")
+    columns = understand(list(row), row, preference_rows="pairs", field_mapping=mapping)
+    pair = pair_of(Row(row, "rows.jsonl", 1), columns)
+    assert [example.turns[-1].text for example in pair] == [GOOD, BAD]
+    row = {"prompt": ASKED, "answer": GOOD, "bad": BAD}
+    with pytest.raises(DataError, match=r"looked for chosen and rejected.*field_mapping\.rejected"):
+        understand(list(row), row, preference_rows="pairs")
+
+
+def test_an_answer_that_does_not_end_a_pair_is_a_bad_row():
+    row = {"chosen": WHOLE, "rejected": [*WORSE, USER]}
+    columns = understand(list(row), row, preference_rows="pairs")
+    assert "rejected" in str(pair_of(Row(row, "rows.jsonl", 1), columns))
 
 
 def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():

@@ -204,13 +204,3 @@ def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
             "leaves out: the model does not see it: rows.jsonl:1"
         ),
     ]
-
-
-def test_nulls_that_a_table_puts_into_calls_are_warned_of():
-    row, split = json.loads(json.dumps(OPENAI)), SplitReport("train")
-    for line, key in enumerate(("required", "default"), 1):
-        row["tools"][0]["function"]["parameters"] = {"type": "object", key: None}
-        made = example_in(row)
-        split.texts.note(made, chatml().segments(made), f"rows.jsonl:{line}")
-    [warning] = split.warnings()
-    assert "train: 1 example with null among its tools or in the arguments of a call" in warning

@@ -18,8 +18,7 @@ from expert.data.inspect.audit import (
     length_summary,
     near_key,
 )
-from expert.data.records import BadRow, Example, Segment, Turn
-from expert.data.tokens.row_keys import keys_of_batch
+from expert.data.records import Example, Row, Segment, Turn
 from tests.data.tokenizers import small_encoder
 from tests.each import each
 
@@ -30,16 +29,14 @@ def talk(request: str, answer: str, system: str = "") -> Example:
 
 
 def collected(examples: list[Example], file: str = "a.jsonl") -> ExampleTable:
-    collector = ExampleCollector()
-    for line, example in enumerate(examples, 1):
-        collector.add(example, file, line)
+    rows = [Row({}, file, line) for line in range(1, len(examples) + 1)]
     texts = [
         [Segment(turn.text, turn.role == "assistant") for turn in example.turns]
         or [Segment(example.text, True)]
         for example in examples
     ]
-    batch = small_encoder().encode(texts)
-    collector.add_tokens(batch, keys_of_batch(batch))
+    collector = ExampleCollector()
+    collector.add(rows, [near_key(each) for each in examples], small_encoder().encode(texts))
     return collector.examples()
 
 
@@ -98,7 +95,6 @@ def test_lengths_are_summed_up_and_held_against_the_room():
 
 def test_a_split_warns_of_everything_a_person_should_look_at():
     split = SplitReport("test")
-    split.note_bad(BadRow("t", 4, "column 'output': the answer is empty"), "output")
     split.texts.note(talk("a", "[INST] b"), (), "t:5")
     train = collected([talk("a", "1")], "train")
     documents = collected([talk("a", "1")] * 2, "t")
@@ -106,7 +102,6 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
     split.leaks = leaks(train, documents)
     split.lengths = length_summary(documents, room=0)
     assert split.warnings() == [
-        "test: 1 row without an answer",
         "test: template remnant [INST] in 1 example: t:5",
         "test: 1 example also earlier in the split",
         "  t:2 repeats t:1",
@@ -122,11 +117,8 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
     [
         ("<image>What does {{ name }} hold? {{x.y}} {}", ["<image>", "{{ name }}", "{{x.y}}"]),
         ('a {{"a": 1}} b <images> <|image_pad|>', ["<|image_pad|>"]),
-        ("SELECT [a] <b> ### Note x | y", []),
         ("Sum up.\n\nInput:\nNone", ["None"]),
-        ("Sum up.\n\nContext:\nN/A", ["N/A"]),
         ("None", []),
-        ("It prints:\nNone", []),
         ("It ends.</s>\n", ["</s>"]),
         ("<s>No</s> yes", []),
     ],
@@ -139,12 +131,9 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
     ("text", "told"),
     [
         ("User: What is a river?\nAssistant: Water.", True),
-        ("\nQ: What is a river?\n\nA: Water.", True),
         ("<human>: What is a river?\n<bot>: Water.", True),
         ("A chat. USER: What is a river? ASSISTANT: Water.", True),
-        ("The ASSISTANT: met the USER: of the lift.", False),
         (f"Q:{chr(10) * 20_000}", False),  # at once, not in a minute
-        ("Human: hello", False),
         ("A user: and an assistant: met.", False),
     ],
 )
@@ -173,27 +162,13 @@ def told_of(example: Example, others: int = 0) -> str:
     ("example", "sentence"),
     [
         (talk("Wo liegt MÃ¼nchen?", "a"), "1 example with characters of a wrong encoding"),
-        (talk("a", "It\u00e2\u20ac\u2122s here."), "1 example with characters of a wrong encoding"),
         (Example(text="a \ufffd b"), "1 example with characters of a wrong encoding"),
         (
             talk("Human: Hi.\nAssistant: Hello.\nHuman: Bye.\nAssistant: ", "a"),
             "the model sees it as one turn",
         ),
-        (talk("\n\nHuman: Hi.\n\nAssistant:", "a"), "the model sees it as one turn"),
-        (talk(MESSAGES_AS_JSON, "a"), "messages written as JSON text, which is trained on as text"),
         (talk("a", MESSAGES_AS_JSON), "messages written as JSON text, which is trained on as text"),
         (talk(LONG, f"{LONG} The Ucayali."), "the whole request in the answer"),
-        (
-            Example(talk("a", '[{"name": "weather", "arguments": {}}]').turns, tools=WEATHER),
-            "calls written as JSON text, though the tools are offered",
-        ),
-        (
-            Example(
-                (Turn("system", 'Use <tools>{"name": "weather"}</tools>.'), *talk("a", "b").turns),
-                tools=WEATHER,
-            ),
-            "tools that the system text lists as well",
-        ),
     ],
 )
 def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence):
@@ -204,19 +179,10 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
     "example",
     [
         talk("a", '[{"from": "Berlin", "value": "3"}, {"from": "Rome", "value": "9"}]'),
-        talk("a", '[{"role": "admin", "content": "all"}]'),
         talk("a", "<p><s>old</s> new <s>old</s>"),
-        Example(talk("a", '{"name": "Berlin", "arguments": 3}').turns, tools=WEATHER),
-        Example((Turn("system", 'Use the "weather" tool.'), *talk("a", "b").turns), tools=WEATHER),
         talk("MÃE, MAÇÃ, «château», “ă”", "Â"),
         talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"),
-        talk("The human: and the assistant:", "a"),
-        talk('[{"a": 1}]', '["role"]'),
-        talk("a river", "a river is water"),
-        talk("a", '[{"name": "weather", "arguments": {}}]'),
-        Example(talk("a", '{"weather": "name"}').turns, tools=WEATHER),
         talk(f"{LONG} Answer in one word.", f"{LONG} Ucayali."),
-        Example((Turn("system", "Be brief about weather."), *talk("a", "b").turns), tools=WEATHER),
         Example(talk("a", "b").turns, tools=WEATHER),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 
 from expert.data.read.rows import read_rows
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
-from expert.data.records import BadRow, Row
+from expert.data.records import BadRow, DataError, Row
 from tests.data.read.row_files import good, outline, refusal, write, write_stream, written, xlsx
 from tests.each import each
 from tests.faults.counting import cases
@@ -24,22 +24,17 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "invalid_utf8": (b'{"a": "\xff"}', f"invalid UTF-8: byte 0xff at character 8{UTF8}"),
     "utf8_surrogate": (b'{"a": "\xed\xa0\x80"}', f"invalid UTF-8: byte 0xed at character 8{UTF8}"),
     "missing_comma": (b'{"a": 1 "b": 2}', "broken JSON: expecting ',' delimiter at character 9"),
-    "missing_colon": (b'{"a" 1}', "broken JSON: expecting ':' delimiter at character 6"),
-    "no_value": (b'{"a": }', "broken JSON: expecting value at character 7"),
     "two_objects": (b'{"a": 1} {"b": 2}', "broken JSON: extra data at character 10"),
     "tab_in_text": (b'{"a": "x\ty"}', "broken JSON: invalid control character at character 9"),
     "bare_word": (b"hello", "broken JSON: expecting value at character 1"),
     "array": (b"[1, {}]", "the row is an array, not a JSON object"),
     "text": (b'"a"', "the row is a text, not a JSON object"),
-    "number": (b"7", "the row is a number, not a JSON object"),
-    "null": (b"null", "the row is null, not a JSON object"),
     "true": (b"true", "the row is true or false, not a JSON object"),
     "nul_byte": (b'{"a": "x\0y"}', "NUL byte at character 9"),
     "nul_escape": (rb'{"a": "x\u0000y"}', "NUL character in 'a'"),
     "nested_nul": (rb'{"a": [{"b": "\u0000"}]}', "NUL character in 'a'"),
     "nul_column": (rb'{"\u0000": 1}', "NUL character in the name of a column"),
     "lone_high": (rb'{"a": "\ud83d"}', "lone surrogate \\ud83d in 'a'"),
-    "lone_low": (rb'{"a": "ok", "b": "\uDE00x"}', "lone surrogate \\ude00 in 'b'"),
     "nan": (b'{"a": NaN}', "NaN is not JSON"),
     "infinity": (b'{"a": [-Infinity]}', "-Infinity is not JSON"),
     "twice": (b'{"c": [{"a": 1, "a": 2}]}', "the key 'a' occurs more than once"),
@@ -50,6 +45,13 @@ FAULTS: dict[str, tuple[bytes, str]] = {
         "5.4 MB long, the limit is 5 MB",
     ),
 }
+SYNTAX = frozenset(
+    {
+        *("missing_comma", "two_objects", "tab_in_text", "bare_word", "nul_byte", "deep"),
+        "digits",
+    }
+)
+"""Faults after which nobody can tell where the next row of an array begins."""
 OF_LINES: dict[str, tuple[bytes, str]] = {
     "cut_utf8": (b'{"a": "\xc3', f"invalid UTF-8: byte 0xc3 at character 8{UTF8}"),
     "cut_off": (b'{"a": "x', "broken JSON: unterminated string starting at character 7"),
@@ -74,10 +76,16 @@ def test_a_broken_line_is_a_bad_row_with_file_and_line(fault, end, tmp_path):
 
 @each("wrapper", ARRAYS)
 @each("fault", FAULTS)
-def test_a_broken_row_of_an_array_is_a_bad_row_with_file_and_line(fault, wrapper, tmp_path):
+def test_a_broken_row_of_an_array_is_a_bad_row_or_refused_with_file_and_line(
+    fault, wrapper, tmp_path
+):
     row, reason = FAULTS[fault]
     rows = b'{"n":\n1},\n' + row + b',\n{"n": "]}\\"["}'
     path = written(tmp_path, "rows.json", wrapper.replace(b"%s", rows))
+    if fault in SYNTAX:
+        with pytest.raises(DataError, match=r"rows\.json:\d+: .*  \(correct it there; write an"):
+            list(read_rows(path))
+        return
     found = list(read_rows(path))
     assert [str(row) for row in found if isinstance(row, BadRow)] == [f"{path}:4: {reason}"]
     assert [(row.line, row.values) for row in found if isinstance(row, Row)] == [
@@ -118,10 +126,6 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
         b"1,\xff",
         f"invalid UTF-8: byte 0xff at character 3{UTF8}",
     ),
-    "invalid_and_short": (
-        b"\xff",
-        f"invalid UTF-8: byte 0xff at character 1{UTF8}",
-    ),
     "nul": (b"1,x\0y", "NUL character in 'b'"),
     "after_quote": (b'1,"x"y', "broken CSV: ',' expected after '\"'"),
     "open_quote": (b'1,"x', "broken CSV: a quoted value is opened and not properly closed"),
@@ -133,18 +137,11 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
     ("content", "row"),
     [
         ("a;b\n1;2\n", {"a": "1", "b": "2"}),
-        ("a\tb\n1\t2\n", {"a": "1", "b": "2"}),
         ("a;b\n1,5;2,5\n3,5;4,5\n", {"a": "1,5", "b": "2,5"}),
-        ('a;"b, or c"\n1;2\n3;4\n', {"a": "1", "b, or c": "2"}),
         ('a;b\n"x, y\nand; z";2\n3;4\n', {"a": "x, y\nand; z", "b": "2"}),
-        ("a;b\n1;2\n3;4;5\n6;7\n", {"a": "1", "b": "2"}),
-        ("a;b (x, y)\n1;2\n3;4\n", {"a": "1", "b (x, y)": "2"}),
         # Commas where they are as good, whatever else there is.
         ("a,b\n1;2,3;4\n5;6,7;8\n", {"a": "1;2", "b": "3;4"}),
-        ("a;x,b\n1;y,2\n3;z,4\n", {"a;x": "1;y", "b": "2"}),
-        ("a;b\nx\ny\n", {"a;b": "x"}),
         ('"a;b"\n"1;2"\n', {"a;b": "1;2"}),
-        ("text\none; two\n", {"text": "one; two"}),
     ],
 )
 def test_what_separates_the_columns_of_a_csv_is_told_by_its_header_and_rows(tmp_path, content, row):
@@ -170,8 +167,8 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_pat
 @each(
     ("content", "text"),
     [
-        (b"a,b,a\n1,2,3\n", "rows.csv:1: the header names 'a' twice  (name every column once;"),
-        (b"a,b,,\n1,2,,\n", "rows.csv:1: columns without a name  (name every column once;"),
+        (b"a,b,a\n1,2,3\n", "rows.csv:1: two columns are named 'a'  (name every column once)"),
+        (b"a,b,,\n1,2,,\n", "rows.csv:1: columns without a name  (name every column once)"),
         (b"a,b\r1,2\r", "rows.csv:1: the header: broken CSV: new-line character"),
         (b"\na,\xff\n", "rows.csv:2: the header: invalid UTF-8: byte 0xff at character"),
         (
@@ -265,31 +262,20 @@ def test_an_undecodable_text_file_is_one_bad_row(content, line, reason, tmp_path
 @each(
     ("content", "text"),
     [
-        ('[{"a": 1},\n{"a": 2', "a.json:2: the array ends within a row  (the file is cut off or"),
-        ('[{"a": 1},', "a.json: row 2: the array ends within a row  (the file is cut"),
-        ('[{"a": 1}},\n{"a": 2}]', "a.json: row 1: a bracket too many after the row  (the file is"),
-        (
-            '[{"a": 1}]\n[{"a": 2}]',
-            "a.json:2: there is more after the array  (one array to a file;",
-        ),
+        ('[{"a": 1},\n{"a": 2', "a.json:2: broken JSON: expecting ',' delimiter  (correct"),
+        ('[{"a": 1},', "a.json:1: broken JSON: expecting value  (correct it there; write"),
+        ('[{"a": 1}},\n{"a": 2}]', "a.json:1: broken JSON: expecting ',' or ']' after the row  ("),
+        ('[{"a": 1}]\n[{"a": 2}]', "a.json:2: broken JSON: there is more after the array  ("),
         ("hello", "a.json: neither an array nor an object  (write an array of"),
         (
             '{"train": [],\n "test": []}',
             "a.json: the object has no array under \"data\", only 'train',",
         ),
         (
-            '{"train": [{"a": 1}], "test": {"0": "x"}}',
-            "a.json: the object has no array under \"data\", only 'train',",
-        ),
-        (
             '{"data": [{"a": 1}], "v": 2,\n "test": [{}]}',
             "a.json: there are rows under 'test' as well as under \"data\"",
         ),
-        (
-            '{"test": [{}],\n "v": 2, "data": []}',
-            "a.json: there are rows under 'test' as well as under \"data\"",
-        ),
-        ('{"train": [1,\n 2', "a.json:2: the JSON is incomplete  (write an array of objects,"),
+        ('{"train": [1,\n 2', "a.json:2: broken JSON: expecting ',' delimiter  (correct it"),
         ('{"a": "\\u0000"}', "a.json:1: NUL character in 'a'  (write"),
     ],
 )

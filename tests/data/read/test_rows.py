@@ -100,21 +100,12 @@ def peak_bytes(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    "name", ["a.jsonl.gz", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz",))]
-)
-def test_a_line_of_50_mb_is_passed_over_in_bounded_memory(name, tmp_path):
-    start, end = {"a.jsonl.gz": (b'{"a": "', b'"}\n{"a": "x"}\n'), "a.csv.gz": (b"a\n", b"\nx\n")}[
-        name
-    ]
-    with gzip.open(tmp_path / name, "wb", compresslevel=1) as stream:
-        stream.write(start)
-        for _ in range(50):
-            stream.write(b"y" * 1_000_000)
-        stream.write(end)
+def test_a_line_of_50_mb_is_passed_over_in_bounded_memory(tmp_path):
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb", compresslevel=1) as stream:
+        stream.write(b'{"a": "' + b"y" * 50_000_000 + b'"}\n{"a": "x"}\n')
     found: list[Row | BadRow] = []
     # Measured peak: 10.3 MB.
-    rows = read_rows(tmp_path / name, max_unpacked=10**9)
+    rows = read_rows(tmp_path / "a.jsonl.gz", max_unpacked=10**9)
     assert peak_bytes(lambda: found.extend(rows)) < 30_000_000
     bad, row = found
     assert isinstance(bad, BadRow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,24 +47,12 @@ def test_a_path_is_relative_to_the_folder_of_the_manifest_or_absolute(tmp_path):
             "train.jsonl valid.jsonl test.jsonl.gz metadata.json notes.md",
             *("train.jsonl", "valid.jsonl", "test.jsonl.gz"),
         ),
-        ("sql_train.csv sql-dev.csv", "sql_train.csv", "sql-dev.csv", ""),
         (
             "train/0.json train/1.json validation/0.json test/x/deep.json",
             *("train/0.json train/1.json", "validation/0.json", "test/x/deep.json"),
         ),
-        (
-            "train-00000-of-00002.jsonl train-00001-of-00002.jsonl eval.jsonl",
-            *("train-00000-of-00002.jsonl train-00001-of-00002.jsonl", "eval.jsonl", ""),
-        ),
         ("train.jsonl more.jsonl latest.jsonl", "latest.jsonl more.jsonl train.jsonl", "", ""),
         (".hidden.jsonl .git/x.jsonl a.jsonl", "a.jsonl", "", ""),
-        (
-            "en/train/a.jsonl en/dev/far/below/b.jsonl",
-            "en/train/a.jsonl",
-            "en/dev/far/below/b.jsonl",
-            "",
-        ),
-        ("a.jsonl evaluation.jsonl", "a.jsonl", "evaluation.jsonl", ""),
         ("a.jsonl testing.jsonl holdout.jsonl", "a.jsonl", "", "holdout.jsonl testing.jsonl"),
         (
             "threshold_out.jsonl held_out.jsonl hold-out/b.jsonl",
@@ -145,7 +134,6 @@ def test_paths_that_lead_to_no_rows_are_refused_with_what_is_there(tmp_path):
     fill(tmp_path, "held/test.jsonl", "datasets/train.jsonl")
     fix = "put .jsonl, .csv, .parquet or other data files there"
     assert refusal(tmp_path, "empty") == f"empty: the folder has no data files for 'train'  ({fix})"
-    assert refusal(tmp_path, "held") == f"held: the folder has no data files for 'train'  ({fix})"
     assert (
         refusal(tmp_path, "held::dev")
         == f"held::dev: the folder has no data files for 'dev'  ({fix})"
@@ -156,9 +144,6 @@ def test_paths_that_lead_to_no_rows_are_refused_with_what_is_there(tmp_path):
     assert (
         refusal(tmp_path, "datasets/zzz.csv")
         == "datasets/zzz.csv: there is no FOLDER/datasets/zzz.csv  (check training.dataset.path)"
-    )
-    assert "nowhere/train.jsonl: there is no FOLDER/nowhere/train.jsonl" in refusal(
-        tmp_path, "nowhere/train.jsonl"
     )
     fill(tmp_path, "train.jsonl")
     assert (
@@ -232,18 +217,13 @@ def test_a_hash_depends_on_the_content_and_not_on_the_name_or_the_rows_taken(tmp
 
 
 def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"xy")
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
-    for name, content in (("one/a", b"x"), ("one/b", b"yz"), ("two/a", b"xy"), ("two/b", b"z")):
-        (tmp_path / f"{name}.txt").write_bytes(content)
+    files = {"a": b"xy", "one/a": b"x", "one/b": b"yz", "two/a": b"xy", "two/b": b"z"}
+    for name, content in files.items():
+        path = tmp_path / f"{name}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(b"xy"))
-    hashes = [
-        content_hash(train_of(tmp_path, "a.txt")),
-        content_hash(train_of(tmp_path, "a.txt", format="csv")),
-        content_hash(train_of(tmp_path, "a.txt", max_chars=1)),
-        content_hash(train_of(tmp_path, "one")),
-        content_hash(train_of(tmp_path, "two")),
-        content_hash(train_of(tmp_path, "packed.txt.gz")),
-    ]
-    assert len(set(hashes)) == len(hashes)
+    asked: list[tuple[str, dict[str, Any]]] = [("a.txt", {"format": "csv"})]
+    asked += [("a.txt", {"max_chars": 1}), ("a.txt", {}), ("one", {}), ("two", {})]
+    asked += [("packed.txt.gz", {})]
+    assert len({content_hash(train_of(tmp_path, path, **more)) for path, more in asked}) == 6

@@ -7,7 +7,6 @@ import json
 import sys
 from typing import Any
 
-from expert.data.read.sample_rows import sample_rows
 from expert.planning.survey import survey_file
 from tests.data.read.row_files import RIVERS, good, outline, refusal, written, xlsx
 from tests.each import each
@@ -22,7 +21,6 @@ def test_an_array_in_a_file_of_json_lines_is_read_as_the_rows_it_holds(tmp_path,
     path = written(tmp_path, name, json.dumps(RIVERS, indent=indent))
     assert good(path) == RIVERS
     assert survey_file(path).rows is None
-    assert sample_rows([path], format=None, most=10) is None
     lines = written(tmp_path, name, '[1]\n{"a": 1}\n')  # those are bad rows still
     assert outline(lines) == [(1, "the row is an array, not a JSON object"), (2, {"a": 1})]
 
@@ -41,7 +39,6 @@ def test_a_text_and_a_csv_in_utf16_are_read(tmp_path):
     assert good(written(tmp_path, "a.txt", text.encode("utf-16"))) == [{"text": text}]
     path = written(tmp_path, "a.csv", "question;answer\r\nwas?;grün\r\n".encode("utf-16"))
     assert good(path) == [{"question": "was?", "answer": "grün"}]
-    assert sample_rows([path], format=None, most=10) is None
     cut_off = '{"a": "x"}\n'.encode("utf-16")[:-1]
     assert (
         refusal(written(tmp_path, "a.jsonl", cut_off))

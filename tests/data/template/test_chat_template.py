@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
@@ -236,13 +235,9 @@ def test_a_bos_is_written_once(template, adds_bos, plain):
     assert whole == Segment(plain.replace("[[", "").replace("]]", ""), True)
 
 
-def test_a_template_knows_what_ends_an_answer_and_can_be_sent_to_another_process():
+def test_a_template_knows_what_ends_an_answer():
     stops = {"chatml": "<|im_end|>", "headers": "<|eot|>", "endless answers": "</s>"}
-    example = Example(SHAPES["system"])
-    for name, stop in stops.items():
-        template = pickle.loads(pickle.dumps(family(name)))
-        assert template.stop == stop
-        assert template.segments(example) == family(name).segments(example)
+    assert {name: family(name).stop for name in stops} == stops
 
 
 def test_the_date_is_the_same_on_all_days_and_json_is_written_without_escapes():

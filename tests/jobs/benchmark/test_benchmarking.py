@@ -18,7 +18,6 @@ from expert.jobs.benchmark.benchmark import (
 )
 from expert.planning.benchmark_settings import NAMES, TOLERANCE_FP32
 from expert.planning.choose.sequences import Packing
-from expert.planning.measurements import read_rates
 from expert.planning.models.model_files import InvalidModelFolder
 from tests.each import each
 from tests.jobs.benchmark.fake_processes import Played, played, request
@@ -82,17 +81,7 @@ def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(
     assert by["batch size"].gain == pytest.approx(4 / 3)
     assert by["no checkpointing"].cumulative == pytest.approx(5.0)
     assert found.drift == 0.0
-    assert any("expert benchmark --forget" in line for line in shown)
-    [kept] = read_rates(tmp_path / "home" / "measurements.json")
-    assert kept.settings == {
-        "kernels.attention": "eager",
-        "kernels.checkpointing": "none",
-        "batch.micro_batch": 2,
-    }
-    assert kept.gains.keys() == {"kernels.checkpointing", "batch.micro_batch"}
-    assert kept.tokens_per_second == found.winner.measured.tokens_per_second
-    again = Benchmark(request(path), print, print)
-    assert all(decision.source != "measurement" for decision in again.full_plan.decisions)
+    assert "--set attention=eager" in shown[-1]  # what the plan would not choose by itself
 
 
 def test_an_interrupted_benchmark_keeps_the_settings_so_far(path, tmp_path, monkeypatch):
@@ -149,13 +138,12 @@ def test_settings_without_time_are_listed(path, tmp_path, monkeypatch):
     assert by["compile"].status == "not here"  # on a CPU, however much time there is
 
 
-def test_the_best_on_a_machine_that_drifts_is_not_remembered(path, tmp_path, monkeypatch):
+def test_the_best_on_a_machine_that_drifts_is_not_advised(path, tmp_path, monkeypatch):
     monkeypatch.setattr(job, "events_of", Played({"baseline-again": 50.0}))
     shown = []
     found, files = benchmark(request(path), show=lambda text, style: shown.append(text))
     assert found.drift == -0.5
     assert "the baseline's rate changed by -50% meanwhile" in shown[-1]
-    assert not (tmp_path / "home" / "measurements.json").exists()
     assert [file.name for file in files] == ["ladder.json", "ladder.md", "ladder.html"]
     assert read_ladder(files[0]) == found
     assert "| ✓ baseline | 100 |" in files[1].read_text(encoding="utf-8")

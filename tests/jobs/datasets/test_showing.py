@@ -189,13 +189,10 @@ def test_a_long_row_is_shortened_in_the_middle_and_what_is_missing_is_counted(tm
     assert not [one for one in row.segments if one.not_shown]
 
 
-def test_without_the_tokenizer_the_text_is_shown_with_a_note(tmp_path, monkeypatch):
+def test_without_the_tokenizer_no_row_is_shown_and_the_reason_given(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     file = an_expert(tmp_path, model="somebody/some-model")
     report = check_dataset(file, show=RowsToShow())
     assert "somebody/some-model is not on this machine" in report.problems[0]
-    first = report.rows[0]
-    reported = "the tokenizer of somebody/some-model is not on this machine: text, no tokens"
-    assert (first.notes, first.tokens) == ((reported,), None)
-    assert [(one.trained, one.tokens) for one in first.segments] == [(False, None), (True, None)]
-    assert first.segments[1].text == "SELECT 1 FROM city;<|im_end|>\n"
+    row, absent = first_row_of(open_run(read_manifest(file), data="unread"), most_tokens=None)
+    assert (row, absent) == (None, "the tokenizer of somebody/some-model is not on this machine")

@@ -393,7 +393,7 @@ TEXTS = {
     "texts with labels": twice(
         {"text": ASK, "label": 1},
         [("text", ASK)],
-        warned=("columns that are not used: label (filled in 2 of 2 rows)  (training.dataset."),
+        warned=("columns that are not used: label (filled in 2 of 2 rows)  (to use one, map it"),
     ),
     "texts with turns": twice(
         {"text": f"### Human: {ASK}### Assistant: {ANSWER}"},

@@ -53,7 +53,7 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
         )
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(hub, "_unreachable", lambda: None)
+    monkeypatch.setattr(hub, "_answers", lambda: True)
     hub._opened.cache_clear()
     made = new_expert("mine", data=Path("owner/names"), into=tmp_path)
     assert set(asked) == {("owner/names", "train")}
@@ -162,7 +162,7 @@ def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments,
             b"%PDF",
             "notes.pdf: the format is not clear from the name .*one of jsonl, json, csv, .*excel",
         ),
-        ("rows.csv", b"a,a\n1,2\n", r"names 'a' twice  \(name every column once"),
+        ("rows.csv", b"a,a\n1,2\n", r"two columns are named 'a'  \(name every column once"),
         (
             "rows.csv",
             b"question,answer\nwas,gr\xfcn\n",

@@ -164,8 +164,7 @@ class RunProgress:
             return
         if not self._parts and rate is not None and total is not None and step != total:
             # Until the first step line, which may be ten steps away.
-            evaluations = number(self._started, "evaluation_updates") or 0.0
-            parts["eta"] = f"ETA {time_in_words((total - step + evaluations) / rate)}"
+            parts["eta"] = f"ETA {time_in_words((total - step) / rate)}"
         self._draw(parts)
 
     def evaluating(self, split: str, rows: int, total: int) -> None:

@@ -72,9 +72,6 @@ def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
     """The row in lines, each after a bar; cut text after scissors."""
     page = _RowLines(marks)
     for one in row.segments:
-        if one.is_gap:
-            page.write(one)
-            continue
         if page.seen and not one.seen and not row.left_out:
             page.add_note(
                 f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
@@ -131,8 +128,7 @@ class _RowLines:
         style = style if one.seen else LOST
         self._text(one.text, style)
         if one.not_shown:
-            unit = "token" if one.tokens is not None else "character"
-            self.add_note(f"{counted(one.not_shown, unit)} not shown: --full shows all")
+            self.add_note(f"{counted(one.not_shown, 'token')} not shown: --full shows all")
             self._mark(one.trained and bool(one.after))
             self._text(one.after, style)
 

@@ -1,5 +1,5 @@
 """Results that need the rows of a source, cached until its files change: the hash of their content,
-the survey of their columns and the warnings about their text."""
+the survey of their columns, the check of tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ Waits = Callable[[str], None]
 """Shows what this process is waiting for."""
 HASHES_FILE = ".hashes.json"
 COLUMNS_FILE = ".columns.json"
-TEXTS_FILE = ".texts.json"
-FORMAT = 4
+FORMAT = 5
 """Increased when the same rows give other results, so that stored ones are not reused."""
 # Old states are dropped: nobody switches between more versions of a data set.
 STATES_KEPT = 50
@@ -33,8 +32,8 @@ def cached_content_hash(
 ) -> str:
     """The hash of a source's bytes. Files whose path, size and time have not changed are not read
     again, so that opening a large prepared data set is fast. `keep`: store a new hash."""
-    whole = replace(source, max_samples=None)
-    return str(_cached(whole, cache / HASHES_FILE, "", lambda: content_hash(source), keep, waits))
+    whole, file = replace(source, max_samples=None), cache / HASHES_FILE
+    return str(cached(whole, file, "", lambda: content_hash(source), keep=keep, waits=waits))
 
 
 def cached_survey(
@@ -46,31 +45,21 @@ def cached_survey(
     def survey() -> dict[str, Any]:
         return asdict(survey_rows(iterate(source), most))
 
-    stored = _cached(source, cache / COLUMNS_FILE, str(most), survey, keep, waits)
-    with contextlib.suppress(TypeError):  # damaged
-        return ColumnSurvey(**stored)
-    return ColumnSurvey(**survey())
+    file = cache / COLUMNS_FILE
+    return ColumnSurvey(**cached(source, file, str(most), survey, keep=keep, waits=waits))
 
 
-def cached_warnings(
+def cached(
     source: Source,
-    cache: Path,
-    read_as: str,
-    make: Callable[[], list[str]],
+    memory: Path,
+    how: str,
+    make: Callable[[], Any],
     *,
     keep: bool,
-    waits: Waits,
-) -> list[str]:
-    """Warnings about the text of a source. `read_as`: everything else that determines them."""
-    warnings: list[str] = _cached(source, cache / TEXTS_FILE, read_as, make, keep, waits)
-    return warnings
-
-
-def _cached(
-    source: Source, memory: Path, how: str, make: Callable[[], Any], keep: bool, waits: Waits
+    waits: Waits = lambda sentence: None,
 ) -> Any:
     """The stored value for a source as its files are, or a new one; one process makes it while
-    others wait."""
+    others wait. `how`: everything else that determines it."""
     if source.kind not in ("files", "saved") or not source.files:
         return make()
     stamps = []

@@ -14,7 +14,6 @@ from expert.data.examples.column_survey import (
     MEDIA,
     MESSAGE,
     MESSAGES,
-    NUMBER,
     OBJECT,
     ColumnSurvey,
 )
@@ -154,19 +153,11 @@ class Columns:
         }
         if not named:
             return ""
-        plain = {name.strip().lower() for name in named}
-        fixes = []
-        if self.kind == "text":
-            fixes.append(f"{_MAPPING} with instruction and response gives plain text its answers")
-        elif not plain <= SELECTION_COLUMNS:
-            fixes.append(
-                f"to use one, map it in {_MAPPING}, or copy its text into a column that is used"
-            )
-        # Words such as pos and neg are classes, which preference_rows does not understand.
-        labels = [n for n in named if n.strip().lower() in _LABELS]
-        if self.kind != "text" and any(seen.holds_only(n, BOOLEAN, NUMBER) for n in labels):
-            fixes.append(f"if {labels[0]} says which answers are good: {_PREFERRED_KEY}")
-        if choosing := [name for name in named if name.strip().lower() in SELECTION_COLUMNS]:
+        choosing = [name for name in named if name.strip().lower() in SELECTION_COLUMNS]
+        fixes = [f"to use one, map it in {_MAPPING}, or copy its text into a column that is used"]
+        if len(choosing) == len(named):
+            fixes = []
+        if choosing:
             doubt = f"all rows are trained on whatever {' and '.join(choosing)} may say"
             fixes.append(f"{doubt}: remove those that should not be")
         of = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
@@ -296,7 +287,7 @@ def _rejected(seen: ColumnSurvey, requested: Mapping[str, str], found: Columns) 
     known = _by_lower_name(seen.names)
     pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), ("", ""))
     column = requested.get("rejected") or known.get(pair[1], "")
-    if not column or found.kind not in ("instruction", "messages"):
+    if not column or found.kind == "text":
         pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
         raise DataError(
             f"no two columns hold a preferred and a rejected answer (looked for {pairs}); "

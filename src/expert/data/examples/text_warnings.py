@@ -11,7 +11,7 @@ from typing import Any
 from expert.core.text import counted, some_of
 from expert.data.examples.columns import Columns
 from expert.data.examples.messages import decoded_messages, has_other_system_text
-from expert.data.examples.tools import has_nulls, has_tools, left_out, tool_names
+from expert.data.examples.tools import has_tools, left_out
 from expert.data.records import Example, Segment
 from expert.manifest.schema.message_names import ROLES
 
@@ -60,17 +60,7 @@ _AS_JSON = (
     "messages written as JSON text, which is trained on as text: write them as lists, or map the "
     "column as messages"
 )
-_TWICE = "tools that the system text lists as well: the model sees them twice; remove one of them"
-_CALLS = re.compile(r'\s*\[?\s*\{\s*"(?:name|arguments)"\s*:')
-_CALLS_AS_TEXT = (
-    "calls written as JSON text, though the tools are offered in the words of the template, which "
-    "writes calls in its own way; write them as tool_calls of messages"
-)
 _REPEATED = "the whole request in the answer, which is trained on (is the column right?)"
-_NULLS = (
-    "null among its tools or in the arguments of a call, which tables such as Parquet put where "
-    "other rows have a key; write tools and arguments as JSON text"
-)
 
 
 def leftover_markers(example: Example) -> list[str]:
@@ -106,14 +96,6 @@ def _doubts_about(example: Example) -> Iterator[str]:
         for request, told in pairs
     ):
         yield _REPEATED
-    answers = (turn for turn in turns if turn.role == "assistant")
-    quoted = [f'"{name}"' for name in tool_names((), example.tools)] if example.tools else []
-    if any(_CALLS.match(turn.text) and any(q in turn.text for q in quoted) for turn in answers):
-        yield _CALLS_AS_TEXT
-    if quoted and turns[0].role == "system":
-        text = turns[0].text.replace("'", '"')
-        if '"name"' in text and all(name in text for name in quoted):  # not a mere mention
-            yield _TWICE
 
 
 def _is_conversation(text: str) -> bool:
@@ -165,7 +147,6 @@ class TextWarnings:
         if len(example.turns) > 2 or has_tools(example):  # all render a request and an answer
             missing = left_out(example, "".join(segment.text for segment in segments))
             doubts += [f"{kind}, {_LEFT_OUT}" for kind in sorted(missing)]
-            doubts += [_NULLS] if has_nulls(example) else []
         for doubt in doubts:
             self.doubts.setdefault(doubt, _Found()).note(place)
 

@@ -7,14 +7,12 @@ between <tool_call> tags, results in a user turn between <tool_response> tags.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from expert.data.records import Example, RowError, Turn
 
-_NULL = re.compile(r'(?<!"default")(?<="): null')
 _SCHEMAS = dict.fromkeys(("input_schema", "inputSchema"), "parameters")  # Anthropic's and MCP's
 _PREFACE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -105,11 +103,6 @@ def calls_of(turn: Turn) -> list[dict[str, Any]]:
     """The functions a turn calls, with arguments."""
     calls = json.loads(turn.extra).get("tool_calls", []) if turn.extra else []
     return [call["function"] for call in calls]
-
-
-def has_nulls(example: Example) -> bool:
-    """Whether tools or call arguments contain null other than as a default."""
-    return any(map(_NULL.search, (example.tools, *(turn.extra for turn in example.turns))))
 
 
 def left_out(example: Example, text: str) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from expert.core.text import counted
 from expert.data.examples.text_warnings import TextWarnings
-from expert.data.records import BadRow, Example, place_of
+from expert.data.records import BadRow, Example, Row, place_of
 from expert.data.tokens.encoder import EncodedBatch
-from expert.data.tokens.row_keys import RowKeys
+from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 from expert.data.tokens.statistics import percentiles
 
 SHOWN_ROWS = 20
@@ -31,10 +31,6 @@ SAME = "same prompt and answer"
 NEARLY = "same request and answer; system text, case or spacing differ"
 SAME_PROMPT = "same prompt, another answer"
 LEAKS = {SAME: "whole", NEARLY: "near", SAME_PROMPT: "prompt"}
-
-_EMPTY_ANSWER = re.compile(
-    r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
-)
 
 # Numbers and quoted values: "turn 3", "unknown role 'narrator'".
 _DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
@@ -51,11 +47,6 @@ def near_key(example: Example) -> int:
     text = "".join(f"{role}\0{len(part)}\0{part}" for role, part in said)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
-def is_empty_answer(bad: BadRow, response_column: str) -> bool:
-    is_null = bool(response_column) and bad.reason == f"column {response_column!r} is null"
-    return is_null or bool(_EMPTY_ANSWER.search(bad.reason))
 
 
 def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
@@ -88,6 +79,10 @@ class ExampleTable:
     def __len__(self) -> int:
         return len(self.length)
 
+    @property
+    def keys(self) -> RowKeys:
+        return RowKeys(self.prompt, self.whole)
+
     def place(self, number: int) -> str:
         return place_of(self.files[self.file[number]], int(self.line[number]))
 
@@ -99,40 +94,38 @@ COLUMNS = ("whole", "near", "prompt", "file", "line", "length", "trained", "kept
 
 
 class ExampleCollector:
-    """Collects examples one by one into columns."""
+    """Collects examples into columns, one encoded batch after the other."""
 
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
-        self._near = array("Q")
-        self._places = array("i"), array("i")
-        self._keys: list[RowKeys] = []
-        self._tokens: list[list[Numbers]] = []
+        self._parts: list[list[npt.NDArray[Any]]] = [
+            [*[np.zeros(0, np.uint64)] * 3, *[np.zeros(0, np.int32)] * 5]
+        ]
 
-    def add(self, example: Example | None, file: str, line: int) -> None:
-        """`example` is None for tokens made elsewhere, which have no text to compare."""
-        self._near.append(near_key(example) if example else 0)
-        self._places[0].append(self._files.setdefault(file, len(self._files)))
-        self._places[1].append(line)
-
-    def add_tokens(self, batch: EncodedBatch, keys: RowKeys, room: int | None = None) -> int:
-        """Add the tokens of the examples added since the last batch, and return how many of them
-        are trained on; `room`: where rows are cut."""
+    def add(
+        self,
+        rows: Sequence[Row],
+        near: Sequence[int],
+        batch: EncodedBatch,
+        room: int | None = None,
+    ) -> int:
+        """Add the examples of some rows, and return how many of their tokens are trained on.
+        `near`: their near keys, 0 for tokens without text; `room`: where rows are cut."""
+        keys = keys_of_batch(batch)
+        files = [self._files.setdefault(row.file, len(self._files)) for row in rows]
+        trained = learnt_tokens(batch)
         longest = int(batch.lengths.max(initial=0))
         kept = learnt_tokens(batch, longest if room is None else room)
-        self._keys.append(keys)
-        trained = learnt_tokens(batch)
-        self._tokens.append([batch.lengths.astype(np.int32), trained, kept])
+        numbers = (files, [row.line for row in rows], batch.lengths, trained, kept)
+        almost = np.array(near, np.uint64)
+        almost = np.where(almost == 0, keys.whole, almost)
+        self._parts.append([keys.whole, almost, keys.prompt])
+        self._parts[-1] += [np.asarray(each, np.int32) for each in numbers]
         return int(trained.sum())
 
     def examples(self) -> ExampleTable:
-        whole, prompt = np.zeros((2, 0), np.uint64)
-        if self._keys:
-            prompt, whole = RowKeys.joined(self._keys)
-        near, *places = (np.asarray(column) for column in (self._near, *self._places))
-        empty = [np.zeros(0, np.int32)] * 3
-        numbers = [np.concatenate(c) for c in zip(empty, *self._tokens, strict=True)]
-        near = np.where(near == 0, whole, near)
-        return ExampleTable(tuple(self._files), whole, near, prompt, *places, *numbers)
+        columns = zip(*self._parts, strict=True)
+        return ExampleTable(tuple(self._files), *map(np.concatenate, columns))
 
 
 @dataclass(frozen=True)
@@ -213,7 +206,6 @@ class SplitReport:
     kinds_of_bad_rows: dict[str, list[str]] = field(default_factory=dict)
     """The first bad rows by reason, with the parts that vary between rows removed."""
     dropped: dict[str, int] = field(default_factory=dict)
-    empty_answers: int = 0
     texts: TextWarnings = field(default_factory=TextWarnings)
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
@@ -223,9 +215,8 @@ class SplitReport:
     split_off: bool = False
     """Drawn from the training rows, so its rows were counted there."""
 
-    def note_bad(self, bad: BadRow, response_column: str) -> None:
+    def note_bad(self, bad: BadRow) -> None:
         self.bad_rows += 1
-        self.empty_answers += is_empty_answer(bad, response_column)
         same = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), [])
         if len(same) < SHOWN_ROWS:
             same.append(str(bad))
@@ -239,10 +230,7 @@ class SplitReport:
 
     def warnings(self) -> list[str]:
         """Warnings; lines that begin with spaces belong to the line before."""
-        warnings = []
-        if self.empty_answers:
-            warnings.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
-        warnings += self.texts.lines(self.name)
+        warnings = self.texts.lines(self.name)
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
         for where, pairs in repeats.items():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +19,7 @@ from expert.data.inspect.audit import (
     duplicates,
     leaks,
     length_summary,
+    near_key,
 )
 from expert.data.inspect.shown_rows import RowPicker, RowsToShow, ShownRow
 from expert.data.pack.drawing import draw_documents, held_out_warning
@@ -35,8 +33,7 @@ from expert.data.pipeline import (
 )
 from expert.data.read.folders import unread_files
 from expert.data.read.sources import Source
-from expert.data.records import BadRow, Dropped, Example, Row
-from expert.data.tokens.row_keys import RowKeys, keys_of_batch
+from expert.data.records import BadRow, Dropped, Example, Row, Segment
 from expert.planning.survey import local_path
 
 # Limits for tokenising together, which bound memory.
@@ -75,11 +72,41 @@ class DatasetReport:
 
 
 def check_rows(line: DataPipeline, name: str, show: RowsToShow, tell: Tell) -> DatasetReport:
+    """Read the training rows, hold some out as preparing does, then read the other splits."""
+    spec = line.spec
     template = line.template.name if line.template else "characters"
     report = DatasetReport(name, template, line.plan.data.max_seq_length)
     report.notes += line.chosen.notes()
     report.doubts += [remark.text for remark in line.chosen.remarks]
-    _Checker(line, report, show, tell).check()
+    checker = _Checker(line, report, show, tell)
+    split, every, counts = checker.read("train")
+    keys = every.keys if len(every) else None
+    others = [name for name in ("validation", "test") if line.sources_of(name)]
+    chosen, held_out = draw_documents(
+        counts,
+        line.weights,
+        held_out_share=0.0 if "validation" in others else spec.validation_split,
+        seed=line.plan.optim.seed,
+        keys=keys,
+    )
+    if reader_for(line, line.sources_of("train")[0]).end_held_out:
+        chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
+    # A weight above 1 repeats rows, which is not a duplicate in the data.
+    train = every.take(np.unique(chosen))
+    checker.sum_up(split, train)
+    if line.is_text and spec.validation_split and not len(held_out) and not others:
+        report.doubts.append(
+            f"train: {counted(len(every), 'example')}, too few to hold any out: overfitting "
+            "would go unnoticed  (add rows, or set training.dataset.test_path)"
+        )
+    if len(held_out):
+        doubt = held_out_warning(keys, chosen, held_out) if keys is not None else ""
+        report.doubts += [doubt] if doubt else []
+        checker.sum_up(SplitReport("validation", split_off=True), every.take(held_out), train)
+    for name in others:
+        split, examples, _ = checker.read(name)
+        checker.sum_up(split, examples, train)
+    report.rows = checker.picker.shown(line, held_out.tolist())
     return report
 
 
@@ -89,63 +116,8 @@ class _Checker:
         data = line.plan.data
         whole = line.template is None or data.packing == "concat"
         self.room = None if whole else data.max_seq_length - line.plan.soft_tokens
-        self.keys: list[RowKeys] = []
-        """Keys of the examples read so far, in batches."""
-        self.tokens: Counter[str] = Counter()
-        """Tokens read so far, by split."""
 
-    def check(self) -> None:
-        line, spec = self.line, self.line.spec
-        split, every, counts = self._read("train")
-        keys = RowKeys.joined(self.keys) if self.keys else None
-        others = [name for name in ("validation", "test") if line.sources_of(name)]
-        chosen, held_out = draw_documents(
-            counts,
-            line.weights,
-            held_out_share=0.0 if "validation" in others else spec.validation_split,
-            seed=line.plan.optim.seed,
-            keys=keys,
-        )
-        if reader_for(line, line.sources_of("train")[0]).end_held_out:
-            chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
-        # A weight above 1 repeats rows, which is not a duplicate in the data.
-        train = every.take(np.unique(chosen))
-        self._sum_up(split, train)
-        if line.is_text and spec.validation_split and not len(held_out) and not others:
-            self.report.doubts.append(
-                f"train: {counted(len(every), 'example')}, too few to hold any out: overfitting "
-                "would go unnoticed  (add rows, or set training.dataset.test_path)"
-            )
-        if len(held_out):
-            doubt = held_out_warning(keys, chosen, held_out) if keys is not None else ""
-            self.report.doubts += [doubt] if doubt else []
-            self._sum_up(SplitReport("validation", split_off=True), every.take(held_out), train)
-        for name in others:
-            split, examples, _ = self._read(name)
-            self._sum_up(split, examples, train)
-        self.report.rows = self.picker.shown(line, held_out.tolist())
-
-    def _sum_up(
-        self, split: SplitReport, examples: ExampleTable, train: ExampleTable | None = None
-    ) -> None:
-        plan = self.line.plan
-        summary = split.lengths = length_summary(examples, self.room, plan.data.overlong)
-        numbers = (summary["unlearnt"], summary["examples"], summary["longest"])
-        too_long = left_out_warning(plan, split.name, *numbers)
-        if summary["left"] or not len(examples):
-            split.not_learnt = too_long
-        elif examples.trained.any():  # otherwise the reason is already among the problems
-            self.report.problems.append(
-                too_long
-                or f"{split.name}: {counted(len(examples), 'example')}, each longer than "
-                f"max_seq_length {plan.data.max_seq_length}, and overlong: drop leaves none  "
-                "(training.config.overlong: cut, or a larger max_seq_length)"
-            )
-        split.duplicates = duplicates(examples)
-        split.leaks = leaks(train, examples) if train is not None else {}
-        self.report.splits.append(split)
-
-    def _read(self, name: str) -> tuple[SplitReport, ExampleTable, list[int]]:
+    def read(self, name: str) -> tuple[SplitReport, ExampleTable, list[int]]:
         """The report and the examples of a split, and how many of them each source has."""
         split, collector = SplitReport(name), ExampleCollector()
         sources = self.line.sources_of(name)
@@ -153,36 +125,51 @@ class _Checker:
         return split, collector.examples(), counts
 
     def _read_source(self, split: SplitReport, source: Source, collector: ExampleCollector) -> int:
+        """Read the rows of a source, and encode so many at a time; returns how many are good."""
         reading = reader_for(self.line, source)
-        self._note(split.name, source, reading)
         columns = reading.columns
-        response = columns.response if columns else ""
-        waiting: list[tuple[Row, Any]] = []
-        characters = bad_rows = examples = trained = 0
+        self._note(split.name, source, reading)
+        before = split.bad_rows
+        waiting: list[tuple[Row, list[Segment], int]] = []
+        characters = examples = trained = tokens = 0
+
+        def encode() -> None:
+            nonlocal trained, tokens, characters
+            rows, documents, near = zip(*waiting, strict=True)
+            batch = self.line.encoder.encode(documents)
+            if split.name == "train":
+                for row, segments, length in zip(
+                    rows, documents, batch.lengths.tolist(), strict=True
+                ):
+                    self.picker.add(row, segments, length)
+            cut = self.line.plan.data.overlong == "cut"
+            trained += collector.add(rows, near, batch, self.room if cut else None)
+            tokens += int(batch.lengths.sum())
+            self.tell(split.name, split.rows, tokens)
+            waiting.clear()
+            characters = 0
+
         for row, outcome in reading.formatted():
             split.rows += 1
             self.picker.look_at(split.name, row, outcome)
             if isinstance(outcome, BadRow):
-                bad_rows += 1
-                split.note_bad(outcome, response)
+                split.note_bad(outcome)
             elif isinstance(outcome, Dropped):
                 split.dropped[outcome.reason] = split.dropped.get(outcome.reason, 0) + 1
             else:
                 assert isinstance(row, Row), "only a row has segments"
                 example = self._example(row, source, columns)
-                collector.add(example, row.file, row.line)
-                examples += 1
                 if example is not None:
                     more = overruled_system(row.values, columns) if columns else []
                     split.texts.note(example, outcome, row.place, more)
-                waiting.append((row, outcome))
+                waiting.append((row, outcome, near_key(example) if example else 0))
+                examples += 1
                 characters += sum(len(segment.text) for segment in outcome)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
-                trained += self._encode(split, waiting, collector)
-                waiting, characters = [], 0
+                encode()
         if waiting:
-            trained += self._encode(split, waiting, collector)
-        self._judge(f"{split.name} {source.name}", bad_rows, examples, trained)
+            encode()
+        self._judge(f"{split.name} {source.name}", split.bad_rows - before, examples, trained)
         return examples
 
     def _example(self, row: Row, source: Source, columns: Columns | None) -> Example | None:
@@ -194,23 +181,6 @@ class _Checker:
         example = example_of(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
         return example
-
-    def _encode(
-        self, split: SplitReport, rows: Sequence[tuple[Row, Any]], collector: ExampleCollector
-    ) -> int:
-        """Count the tokens of some examples, and keep the keys that preparing uses; returns how
-        many of the tokens are trained on."""
-        batch = self.line.encoder.encode([segments for _, segments in rows])
-        keys = keys_of_batch(batch)
-        if split.name == "train":
-            for (row, segments), tokens in zip(rows, batch.lengths.tolist(), strict=True):
-                self.picker.add(row, segments, tokens)
-        cut = self.line.plan.data.overlong == "cut"
-        trained = collector.add_tokens(batch, keys, self.room if cut else None)
-        self.keys.append(keys)
-        self.tokens[split.name] += int(batch.lengths.sum())
-        self.tell(split.name, split.rows, self.tokens[split.name])
-        return trained
 
     def _note(self, split: str, source: Source, reading: RowReader) -> None:
         """Note which columns, message fields and files of a folder are used and which are not."""
@@ -252,3 +222,24 @@ class _Checker:
                 "none of their tokens belongs to an answer  (check training.dataset.field_mapping "
                 "and training.dataset.validation)"
             )
+
+    def sum_up(
+        self, split: SplitReport, examples: ExampleTable, train: ExampleTable | None = None
+    ) -> None:
+        """Add the counts and findings of a split to the report."""
+        plan = self.line.plan
+        summary = split.lengths = length_summary(examples, self.room, plan.data.overlong)
+        numbers = (summary["unlearnt"], summary["examples"], summary["longest"])
+        too_long = left_out_warning(plan, split.name, *numbers)
+        if summary["left"] or not len(examples):
+            split.not_learnt = too_long
+        elif examples.trained.any():  # otherwise the reason is already among the problems
+            self.report.problems.append(
+                too_long
+                or f"{split.name}: {counted(len(examples), 'example')}, each longer than "
+                f"max_seq_length {plan.data.max_seq_length}, and overlong: drop leaves none  "
+                "(training.config.overlong: cut, or a larger max_seq_length)"
+            )
+        split.duplicates = duplicates(examples)
+        split.leaks = leaks(train, examples) if train is not None else {}
+        self.report.splits.append(split)

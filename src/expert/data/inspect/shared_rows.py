@@ -20,24 +20,6 @@ from expert.data.tokens.row_keys import RowKeys
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitRows:
-    """The rows of a split: their sources, tokens and keys."""
-
-    names: Sequence[str]
-    folders: Sequence[Prepared]
-    keys: RowKeys
-
-    def place(self, document: int) -> str:
-        """The row number, from 1, and source of a document."""
-        counts = [prepared.statistics.documents for prepared in self.folders]
-        ends = np.cumsum(counts)
-        source = int(np.searchsorted(ends, document, side="right"))
-        within = document - int(ends[source]) + counts[source]
-        row = DocumentStore(self.folders[source].folder).row(within)
-        return f"row {row + 1:,} of {self.names[source]}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class SharedRows:
     """How many rows of a split are also trained on, and one of them."""
 
@@ -46,11 +28,6 @@ class SharedRows:
     of: int
     example: str
     """The position of the first one, and of its copy in training."""
-
-    @property
-    def key(self) -> str:
-        """The manifest key that names their file; with tasks, each has its own."""
-        return f"training.dataset.{self.split}_path"
 
     @property
     def evidence(self) -> str:
@@ -71,18 +48,29 @@ class SharedRows:
 
 
 def find_shared(
-    split: str, own: SplitRows, train: SplitRows, trained: NDArray[np.integer[Any]]
+    split: str,
+    own: Sequence[tuple[str, Prepared]],
+    train: Sequence[tuple[str, Prepared]],
+    train_keys: RowKeys,
+    trained: NDArray[np.integer[Any]],
 ) -> SharedRows | None:
-    """The rows of a split whose prompt and answer are also trained on; None if there are none."""
-    known = train.keys.whole[trained]
-    shared = np.flatnonzero(np.isin(own.keys.whole, known))
+    """The rows of a split whose prompt and answer are also trained on; None if there are none.
+    `own` and `train` are the sources of both, by name."""
+    keys = RowKeys.of(DocumentStore(*(prepared.folder for _, prepared in own))).whole
+    known = train_keys.whole[trained]
+    shared = np.flatnonzero(np.isin(keys, known))
     if not len(shared):
         return None
     first = int(shared[0])
-    twin = int(trained[np.argmax(known == own.keys.whole[first])])
-    return SharedRows(
-        split=split,
-        count=len(shared),
-        of=len(own.keys.whole),
-        example=f"{own.place(first)} is {train.place(twin)}",
-    )
+    twin = int(trained[np.argmax(known == keys[first])])
+    example = f"{_place(own, first)} is {_place(train, twin)}"
+    return SharedRows(split=split, count=len(shared), of=len(keys), example=example)
+
+
+def _place(sources: Sequence[tuple[str, Prepared]], document: int) -> str:
+    """The row number, from 1, and source of a document."""
+    for name, prepared in sources:
+        if document < prepared.statistics.documents:
+            return f"row {DocumentStore(prepared.folder).row(document) + 1:,} of {name}"
+        document -= prepared.statistics.documents
+    raise IndexError(document)

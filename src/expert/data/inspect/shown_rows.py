@@ -1,8 +1,8 @@
-"""Rows as the model sees them: which are shown, and each read back from the arrays of a batch.
+"""Rows as the model sees them: which are shown, and what happens to each of their tokens.
 
-A row is rendered, tokenised, cut and put into a batch by the functions that training uses, with the
-plan of the run. The ids and labels shown are those of the batch; this module only decodes them and
-marks which tokens are trained on, which are context and which are lost.
+A row is rendered, tokenised, cut and packed by the functions that training uses, with the plan of
+the run. This module only decodes its tokens and marks which are trained on, which are context and
+which are lost.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import PurePath
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
-from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import packed, rows_to_pack
-from expert.data.pipeline import DataPipeline, reader_for
+from expert.data.pipeline import DataPipeline
 from expert.data.records import BadRow, Dropped, Row, RowOutcome, Segment, place_of
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
@@ -37,10 +37,9 @@ FIRST, LONGEST, DRAWN, ASKED = "the first", "the longest", "random", "asked for"
 CONTEXT_TOKENS = 8
 """Decoded before a segment and removed again: some tokenizers drop the space of a first word."""
 MAX_SEGMENTS = 40
-"""Of a longer row, shown from its beginning and its end."""
+"""Of a longer row only these are shown, the first."""
 MIN_SHOWN_TOKENS = 24
 """Tokens of a segment that are always shown."""
-BINS_TOGETHER = 64
 _REPLACEMENT_CHARACTER = "\ufffd"
 
 
@@ -64,8 +63,7 @@ class ShownSegment:
 
     text: str
     trained: bool
-    tokens: int | None
-    """None without a tokenizer."""
+    tokens: int
     seen: bool = True
     """False: cut off; the model never sees them."""
     piece: int = 0
@@ -75,8 +73,6 @@ class ShownSegment:
     not_shown: int = 0
     """Tokens between `text` and `after` that are not displayed."""
     after: str = ""
-    is_gap: bool = False
-    """Stands for the middle of very many segments, which is not displayed."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +98,7 @@ class ShownRow:
     segments: tuple[ShownSegment, ...] = ()
 
 
-@dataclass
-class _Candidate:
+class _Candidate(NamedTuple):
     row: Row | BadRow
     made: RowOutcome
     number: int
@@ -117,8 +112,8 @@ class RowPicker:
     def __init__(self, asked: RowsToShow) -> None:
         self.asked = asked
         self._seen = self._good = 0
-        self._longest: list[_Candidate] = []
-        self._first: list[_Candidate] = []
+        self._first: _Candidate | None = None
+        self._longest: _Candidate | None = None
         self._drawn: list[_Candidate] = []
         self._random = random.Random(0)  # the same file shows the same rows
         self._named = [_line_named(text) for text in asked.lines]
@@ -128,9 +123,9 @@ class RowPicker:
         """Offer the next good training row with its segments and token count."""
         candidate = _Candidate(row, segments, self._seen, tokens)
         self._seen += 1
-        self._first = self._first or [candidate]
-        if not self._longest or tokens > self._longest[0].tokens:
-            self._longest = [candidate]
+        self._first = self._first or candidate
+        if self._longest is None or tokens > self._longest.tokens:
+            self._longest = candidate
         # Reservoir sampling: each row is equally likely to be kept.
         if len(self._drawn) < self.asked.count:
             self._drawn.append(candidate)
@@ -156,34 +151,23 @@ class RowPicker:
             where = "a bare number is a line of the training files; FILE:LINE one of any file"
             absent = [f"--row {text}: there is no such row" for text in missing]
             raise RowNotFound("\n".join([*absent, f"  ({where})"]))
-        validation = set(held_out)
-        named = (pair for number in sorted(self._found) for pair in self._found[number])
-        wanted = [(split, one, ASKED) for split, one in named]
-        wanted += [("train", one, because) for one, because in self._chosen()]
+        wanted = [(*pair, ASKED) for _, pairs in sorted(self._found.items()) for pair in pairs]
+        # The longest row, the first and random ones, up to the count asked for.
+        chosen: dict[int, tuple[str, _Candidate, str]] = {}
+        offered = [(LONGEST, self._longest), (FIRST, self._first)]
+        for because, one in [*offered, *((DRAWN, one) for one in self._drawn)]:
+            if one is not None and len(chosen) < self.asked.count:
+                chosen.setdefault(one.number, ("train", one, because))
+        wanted += [chosen[number] for number in sorted(chosen)]
+        validation, most = set(held_out), self.asked.most_tokens
         return [
             show_row(
-                line,
-                one.row,
-                one.made,
-                "validation" if one.number in validation else split,
+                *(line, one.row, one.made, "validation" if one.number in validation else split),
                 because,
-                most_tokens=self.asked.most_tokens,
+                most_tokens=most,
             )
             for split, one, because in wanted
         ]
-
-    def _chosen(self) -> Iterator[tuple[_Candidate, str]]:
-        """The longest row, the first and random ones, up to the count asked for, in order."""
-        chosen: dict[int, tuple[_Candidate, list[str]]] = {}
-        kinds = {LONGEST: self._longest, FIRST: self._first, DRAWN: self._drawn}
-        for because, rows in kinds.items():
-            for one in rows:
-                if one.number in chosen and because != DRAWN:
-                    chosen[one.number][1].insert(0, because)
-                elif len(chosen) < self.asked.count:
-                    chosen.setdefault(one.number, (one, [because]))
-        for _, (one, reasons) in sorted(chosen.items(), key=lambda each: each[0]):
-            yield one, " and ".join(reasons)
 
 
 def _line_named(text: str) -> tuple[str, int]:
@@ -195,18 +179,6 @@ def _line_named(text: str) -> tuple[str, int]:
             f"--row {text}: not a row  (give its line, as 17, or file and line, as train.jsonl:17)"
         )
     return file.strip(), int(line)
-
-
-def rows_as_text(line: DataPipeline, asked: RowsToShow) -> list[ShownRow]:
-    """Rows to show without a tokenizer; the longest is by characters."""
-    picker = RowPicker(asked)
-    for split in ("train", "validation", "test"):
-        for source in line.sources_of(split):
-            for row, outcome in reader_for(line, source).formatted():
-                picker.look_at(split, row, outcome)
-                if split == "train" and isinstance(row, Row) and isinstance(outcome, list):
-                    picker.add(row, outcome, sum(len(each.text) for each in outcome))
-    return picker.shown(line)
 
 
 def show_row(
@@ -223,18 +195,20 @@ def show_row(
     if isinstance(made, BadRow | Dropped):
         bad = "a bad row: " if isinstance(made, BadRow) else ""
         return ShownRow(place, split, because, left_out=f"{bad}{made.reason}")
-    if not line.has_tokenizer:
-        room = None if most_tokens is None else 4 * most_tokens // max(1, len(made))
-        model = line.plan.model
-        note = f"the tokenizer of {model.name} is not on this machine: text, no tokens"
-        if (model.prompt_template or "tokenizer") == "tokenizer":
-            note += "; written as ChatML, since the model's own template is not known either"
-        return ShownRow(place, split, because, notes=(note,), segments=_as_text(made, room))
-    encoder = line.encoder
-    store = FlatDocuments([shard_of(encoder.encode([made]))])
+    store = FlatDocuments([shard_of(line.encoder.encode([made]))])
     index = _index(line, store, split)
-    seen = _seen_tokens(store, index)
-    lost, special = seen.piece < 0, encoder.special_ids
+    ids = np.array(store.tokens(0))
+    answer, trained = np.zeros((2, len(ids)), np.bool_)
+    """What is marked for training, and what is the label of the token before it."""
+    piece = np.full(len(ids), -1, np.int32)
+    """The part of a split row; -1: lost."""
+    for start, stop in store.spans(0):
+        answer[start:stop] = True
+    pieces = sorted(zip(index.piece_start.tolist(), index.piece_stop.tolist(), strict=True))
+    for number, (start, stop) in enumerate(pieces):
+        trained[start + 1 : stop] = answer[start + 1 : stop]
+        piece[start:stop] = number
+    lost, special = piece < 0, line.encoder.special_ids
     because_lost = f"cut at max_seq_length {line.plan.data.max_seq_length}"
     if not line.is_text:
         because_lost = "after the last whole block of this epoch"
@@ -242,16 +216,16 @@ def show_row(
         place,
         split,
         because,
-        tokens=len(seen.ids),
-        trained_tokens=int(seen.trained.sum()),
+        tokens=len(ids),
+        trained_tokens=int(trained.sum()),
         lost_tokens=int(lost.sum()),
-        lost_answer_tokens=int((lost & seen.answer).sum()),
+        lost_answer_tokens=int((lost & answer).sum()),
         lost_because=because_lost if lost.any() else "",
-        pieces=len(index.piece_start),
-        left_out=_left_out(line, index, seen),
+        pieces=len(pieces),
+        left_out=_left_out(line, index, len(ids), bool(answer.any())),
         notes=tuple(_notes(line, index, split)),
-        special_tokens=dict(Counter(special[id] for id in seen.ids.tolist() if id in special)),
-        segments=_shown_segments(seen, encoder, most_tokens),
+        special_tokens=dict(Counter(special[id] for id in ids.tolist() if id in special)),
+        segments=_shown_segments(ids, trained, piece, line.encoder, most_tokens),
     )
 
 
@@ -267,15 +241,13 @@ def _index(line: DataPipeline, store: FlatDocuments, split: str) -> PackIndex:
     return packed(plan, split, rows, plan.optim.seed, packing, is_text=line.is_text)
 
 
-def _left_out(line: DataPipeline, index: PackIndex, seen: SeenTokens) -> str:
+def _left_out(line: DataPipeline, index: PackIndex, tokens: int, has_answer: bool) -> str:
     if index.bins:
         return ""
     limit = f"max_seq_length {line.plan.data.max_seq_length}"
     if index.overlong.dropped:
-        return f"{len(seen.ids):,} tokens, longer than {limit}, and overlong: drop leaves it out"
-    if not seen.answer.any():
-        return "no token of it is trained on"
-    return f"the answer starts after {limit}"
+        return f"{tokens:,} tokens, longer than {limit}, and overlong: drop leaves it out"
+    return f"the answer starts after {limit}" if has_answer else "no token of it is trained on"
 
 
 def _notes(line: DataPipeline, index: PackIndex, split: str) -> Iterator[str]:
@@ -288,111 +260,48 @@ def _notes(line: DataPipeline, index: PackIndex, split: str) -> Iterator[str]:
         yield f"packing: concat may cut it anywhere: sequences of {length} tokens hold rows on end"
 
 
-@dataclass(frozen=True, eq=False)
-class SeenTokens:
-    """A document and what training does with each of its tokens."""
-
-    ids: NDArray[np.int32]
-    trained: NDArray[np.bool_]
-    """The token is the label of the place before it."""
-    answer: NDArray[np.bool_]
-    """The token is marked for training, even if it is cut off."""
-    piece: NDArray[np.int32]
-    """The part that contains the token; -1: lost."""
-
-
-def _seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
-    """The only document of a store, from the batches of its index."""
-    size = int(store.lengths[0])
-    trained, answer = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
-    piece = np.full(size, -1, np.int32)
-    for start, stop in store.spans(0):
-        answer[start:stop] = True
-    ids = np.array(store.tokens(0))
-    order = np.argsort(index.piece_start, kind="stable")
-    number = np.empty(len(order), np.int32)
-    number[order] = np.arange(len(order), dtype=np.int32)
-    together = max(1, min(BINS_TOGETHER, index.bins))
-    out = BatchArrays.allocate(BatchShape.for_index(index, together))
-    for first_bin in range(0, index.bins, together):
-        bins = range(first_bin, min(index.bins, first_bin + together))
-        fill_batch(out, index, bins, store)
-        for at, place in _places(index, bins, out.shape.length):
-            first, last = int(index.piece_start[at]), int(index.piece_stop[at])
-            end = place + last - first
-            # Show what the batch holds, even if it differed from what was tokenised.
-            ids[first:last] = out.tokens[place:end]
-            trained[first + 1 : last] = out.labels[place : end - 1] != IGNORED
-            piece[first:last] = number[at]
-    return SeenTokens(ids, trained, answer, piece)
-
-
-def _places(index: PackIndex, bins: range, row: int) -> Iterator[tuple[int, int]]:
-    """The pieces of bins in a batch with one bin per row, and where each begins."""
-    for number, bin_number in enumerate(bins):
-        place = number * row
-        for at in range(int(index.bin_offsets[bin_number]), int(index.bin_offsets[bin_number + 1])):
-            place += index.soft_tokens
-            yield at, place
-            place += int(index.piece_stop[at] - index.piece_start[at])
-
-
 def _shown_segments(
-    seen: SeenTokens, encoder: Encoder, most_tokens: int | None
+    ids: NDArray[np.int32],
+    trained: NDArray[np.bool_],
+    piece: NDArray[np.int32],
+    encoder: Encoder,
+    most_tokens: int | None,
 ) -> tuple[ShownSegment, ...]:
     """The segments of a document as text; long ones without their middle."""
-    is_special = np.isin(seen.ids, np.asarray(list(encoder.special_ids), np.int64))
+    is_special = np.isin(ids, np.asarray(list(encoder.special_ids), np.int64))
     # Every special token is a segment of its own, even next to another.
-    state = seen.piece.astype(np.int64) * 4 + seen.trained * 2 + is_special
+    state = piece.astype(np.int64) * 4 + trained * 2 + is_special
     changes = np.flatnonzero((np.diff(state) != 0) | is_special[1:]) + 1
     edges = [0, *changes.tolist(), len(state)] if len(state) else [0]
-    stretches = list(pairwise(edges))
-    middle = range(0)
-    room = None
-    if most_tokens is not None and len(state) > most_tokens:
-        middle = range(MAX_SEGMENTS // 2, len(stretches) - MAX_SEGMENTS // 2)
-        room = max(MIN_SHOWN_TOKENS, most_tokens // (len(stretches) - len(middle)))
+    stretches, room, left = list(pairwise(edges)), len(ids), 0
+    if most_tokens is not None and len(ids) > most_tokens:
+        left = len(ids) - stretches[:MAX_SEGMENTS][-1][1]
+        stretches = stretches[:MAX_SEGMENTS]
+        room = max(MIN_SHOWN_TOKENS, most_tokens // len(stretches))
     segments: list[ShownSegment] = []
-    for number, (start, stop) in enumerate(stretches):
-        if number in middle:
-            if number == middle[0]:
-                hidden = stretches[middle[-1]][1] - start
-                segments.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
-            continue
-        after, hidden = "", 0
-        if room is None or stop - start <= room:
-            text = _decoded(seen.ids, start, stop, encoder)
-        else:
-            head, tail = start + room // 2, stop - room // 2
-            hidden = tail - head
+    for start, stop in stretches:
+        text, after, hidden = "", "", max(0, stop - start - room)
+        if hidden:
+            head = start + room // 2
             # A cut within a character leaves half of it.
-            text = _decoded(seen.ids, start, head, encoder).rstrip(_REPLACEMENT_CHARACTER)
-            after = _decoded(seen.ids, tail, stop, encoder).lstrip(_REPLACEMENT_CHARACTER)
+            text = _decoded(ids, start, head, encoder).rstrip(_REPLACEMENT_CHARACTER)
+            after = _decoded(ids, head + hidden, stop, encoder).lstrip(_REPLACEMENT_CHARACTER)
         segments.append(
             ShownSegment(
-                text=text,
-                trained=bool(seen.trained[start]),
+                text=text if hidden else _decoded(ids, start, stop, encoder),
+                trained=bool(trained[start]),
                 tokens=stop - start,
-                seen=bool(seen.piece[start] >= 0),
-                piece=max(0, int(seen.piece[start])),
+                seen=bool(piece[start] >= 0),
+                piece=max(0, int(piece[start])),
                 special=bool(is_special[start]),
                 not_shown=hidden,
                 after=after,
             )
         )
+    if left:
+        last = replace(segments[-1], text="", trained=False, special=False, after="")
+        segments.append(replace(last, tokens=left, not_shown=left))
     return tuple(segments)
-
-
-def _as_text(segments: Sequence[Segment], most: int | None) -> tuple[ShownSegment, ...]:
-    """Segments without a tokenizer: their text, and whether they are trained on."""
-    shown = []
-    for segment in segments:
-        text, hidden, after = segment.text, 0, ""
-        if most is not None and len(text) > most:
-            hidden = len(text) - most
-            text, after = text[: most // 2], text[most // 2 + hidden :]
-        shown.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
-    return tuple(shown)
 
 
 def _decoded(ids: NDArray[np.int32], start: int, stop: int, encoder: Encoder) -> str:

@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 from expert.data.read.row_text import fault_in
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
-    WIDE_FIX,
     bad_row,
+    check_columns,
     data_error,
     open_seekable,
     refuse_bomb,
     too_long,
-    too_wide,
 )
 from expert.data.records import BadRow, Row
 from expert.manifest.schema.message_names import TOOL_COLUMNS
@@ -130,11 +129,7 @@ def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]
     """The rows of Arrow record batches, numbered from 1."""
     number = 0
     for batch in batches:
-        names = batch.schema.names
-        if fault := too_wide(len(names)):
-            raise data_error(file, fault, WIDE_FIX)
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise data_error(file, f"two columns are named {twice!r}", "rename one of them")
+        check_columns(batch.schema.names, file)
         padded = [field.name for field in batch.schema if _is_padded(field)]
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)

@@ -38,22 +38,18 @@ def download_shakespeare() -> Path:
     path = Path(cache) / "expert" / "corpora" / _SHAKESPEARE_FILE
     if path.is_file() and hashlib.sha256(read_bytes(path)).hexdigest() == SHAKESPEARE_SHA256:
         return path
-    content = _fetch(SHAKESPEARE_ADDRESS)
+    try:
+        with urllib.request.urlopen(SHAKESPEARE_ADDRESS, timeout=30) as answer:
+            content: bytes = answer.read(4 * 2**20)
+    except OSError as error:  # no network, unknown host, refused, timeout, HTTP errors
+        why = getattr(error, "reason", None) or error
+        what = f"it could not be fetched from {SHAKESPEARE_ADDRESS}: {why}"
+        raise data_not_found("shakespeare", what, _GIVE_IT) from error
     if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
         what = f"the file downloaded from {SHAKESPEARE_ADDRESS} has a wrong checksum"
         raise data_error("shakespeare", what, _GIVE_IT)
     write_text_atomically(path, content.decode())
     return path
-
-
-def _fetch(address: str) -> bytes:
-    try:
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            content: bytes = answer.read(4 * 2**20)
-    except OSError as error:  # no network, unknown host, refused, timeout, HTTP errors
-        what = f"it could not be fetched from {address}: {getattr(error, 'reason', None) or error}"
-        raise data_not_found("shakespeare", what, _GIVE_IT) from error
-    return content
 
 
 def python_stdlib_text(max_chars: int | None = None, library: Path | None = None) -> str:

@@ -6,18 +6,17 @@ import contextlib
 import csv
 import io
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from expert.data.read.row_text import fault_in, undecodable
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
-    WIDE_FIX,
     Overlong,
     bad_row,
+    check_columns,
     data_error,
     numbered_lines,
     too_long,
-    too_wide,
 )
 from expert.data.records import BadRow, Row
 
@@ -119,7 +118,10 @@ def read_csv(
         number, raw = lines.record[0][0], lines.raw
         if not header:
             header = fields  # empty for a blank line
-            _check_header(header, raw, f"{file}:{number}")
+            where = f"{file}:{number}"
+            if fault := undecodable(raw) or fault_in(dict.fromkeys(header)):
+                raise data_error(where, f"the header: {fault}", "fix the first line")
+            check_columns(header, where)
             continue
         values = dict(zip(header, fields, strict=False))
         fault = undecodable(raw) or fault_in(values)
@@ -128,14 +130,3 @@ def read_csv(
             fault = f"too {many} columns: {len(fields)}, the header has {len(header)}"
         if fields:
             yield bad_row(file, number, fault, raw) if fault else Row(values, file, number)
-
-
-def _check_header(header: Sequence[str], raw: str, where: str) -> None:
-    if fault := too_wide(len(header)):
-        raise data_error(where, fault, WIDE_FIX)
-    if fault := undecodable(raw) or fault_in(dict.fromkeys(header)):
-        raise data_error(where, f"the header: {fault}", "fix the first line")
-    doubled = next((name for name in header if header.count(name) > 1), None)
-    if doubled is not None:
-        what = f"the header names {doubled!r} twice" if doubled else "columns without a name"
-        raise data_error(where, what, "name every column once; the header is the first line")

@@ -12,12 +12,11 @@ from typing import Any
 
 from expert.data.read.row_text import fault_in
 from expert.data.read.streams import (
-    WIDE_FIX,
     bad_row,
+    check_columns,
     data_error,
     open_seekable,
     refuse_bomb,
-    too_wide,
 )
 from expert.data.records import BadRow, Row
 
@@ -64,11 +63,7 @@ def _rows_of(sheet: Sequence[Sequence[Any]], file: str) -> Iterator[Row | BadRow
         str(cell).strip() if cell != "" else f"column {number}"
         for number, cell in enumerate(first, 1)
     ]
-    if fault := too_wide(len(header)):
-        raise data_error(f"{file}:{line}", fault, WIDE_FIX)
-    twice = next((name for name in header if header.count(name) > 1), None)
-    if twice is not None:
-        raise data_error(f"{file}:{line}", f"two columns are named {twice!r}", "rename one of them")
+    check_columns(header, f"{file}:{line}")
     for number, cells in rows:
         values = dict(zip(header, cells, strict=False))
         named = {n: v for n, v in values.items() if v != "" or not n.startswith("column ")}

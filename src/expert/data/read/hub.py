@@ -7,7 +7,6 @@ import importlib
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,8 +14,6 @@ from expert.core.install import pip_install
 from expert.data.read.streams import data_error, data_not_found
 from expert.data.records import BadRow, DataError, Row
 
-SECONDS_TO_ANSWER = 5.0
-"""Without an answer by then, the hub is unreachable; its client would try six times, for 25 s."""
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
 _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
 
@@ -69,64 +66,39 @@ def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
     """Open a data set. Cached, because a command opens it several times (to plan, hash and read):
     the hub is asked once, and all see the same rows."""
     datasets = importlib.import_module("datasets")
-    lost = _unreachable()
+    if not _answers():  # the client would try six times, for 25 s, before it uses its cache
+        constants: Any = importlib.import_module("huggingface_hub.constants")
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
-        with _offline(datasets, lost is not None):
-            return datasets.load_dataset(name, config, split=split, streaming=streaming)
+        return datasets.load_dataset(name, config, split=split, streaming=streaming)
     except Exception as error:  # the hub's client raises dozens of types
-        why = lost if lost is not None and _is_of_network(error) else error
-        raise _hub_error(name, split, why, certain=why is lost) from error
+        raise _hub_error(name, split, error) from error
 
 
 @cache
-def _unreachable() -> Exception | None:
-    """Why the hub does not answer, asked once for all data sets; None if it does."""
+def _answers() -> bool:
+    """Whether the hub answers within some seconds, asked once for all data sets."""
     try:
         endpoint = importlib.import_module("huggingface_hub.constants").ENDPOINT
-        session = importlib.import_module("huggingface_hub").get_session()
-        session.head(endpoint, timeout=SECONDS_TO_ANSWER)
-    except Exception as error:  # noqa: BLE001 - of two clients with different exceptions
-        return error.with_traceback(None)  # the error is cached; its frames need not be
-    return None
+        importlib.import_module("huggingface_hub").get_session().head(endpoint, timeout=5)
+    except Exception:  # noqa: BLE001 - of two clients with different exceptions
+        return False
+    return True
 
 
-@contextmanager
-def _offline(datasets: Any, lost: bool) -> Iterator[None]:
-    """If the hub is unreachable, make its client use only its cache, without delay."""
-    if not lost:
-        yield
-        return
-    client: Any = importlib.import_module("huggingface_hub.constants")
-    holders: list[Any] = [getattr(datasets, "config", None), client]
-    before = [(each, each.HF_HUB_OFFLINE) for each in holders if hasattr(each, "HF_HUB_OFFLINE")]
-    try:
-        for each, _ in before:
-            each.HF_HUB_OFFLINE = True
-        yield
-    finally:
-        for each, value in before:
-            each.HF_HUB_OFFLINE = value
-
-
-def _is_of_network(error: Exception) -> bool:
-    text = f"{type(error).__name__} {error}".lower()
-    return any(word in text for word in _NETWORK)
-
-
-def _hub_error(name: str, split: str, error: Exception, *, certain: bool = False) -> DataError:
-    """A failure of the hub as an error with a fix; `certain`: the hub is unreachable."""
+def _hub_error(name: str, split: str, error: Exception) -> DataError:
+    """A failure of the hub as an error with a fix."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = text[:300] + " …" if len(text) > 300 else text
     lower = f"{type(error).__name__} {text}".lower()
-    if certain or _is_of_network(error):
+    if any(word in lower for word in _NETWORK):
         fix = (
             "check the network; or download the data set elsewhere and name its folder as path, or "
             "set HF_HOME to a cache that holds it"
         )
         return data_not_found(f"{name}::{split}", f"the hub could not be reached: {text}", fix)
-    what = f"it could not be loaded from the hub: {text}"
-    fix = "check the id, the split and the configuration: id::split::configuration"
-    if "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
-        what = f"it is not available on the hub: {text}"
-        fix = "check the id; a private or gated data set needs HF_TOKEN in the environment"
-    return data_error(f"{name}::{split}", what, fix)
+    fix = (
+        "check the id, the split and the configuration: id::split::configuration; a private or "
+        "gated data set needs HF_TOKEN in the environment"
+    )
+    return data_error(f"{name}::{split}", f"it could not be loaded from the hub: {text}", fix)

@@ -1,6 +1,7 @@
 """Rows of JSON Lines, and of .json files: an array of objects, {"data": [...]}, or one object.
 
-The text of a .json file is held in memory, and its rows are decoded one by one.
+The text of a .json file is held in memory, and its rows are decoded one by one. A row that is JSON
+but cannot be used is a bad row; where the text is no JSON, the file is refused with the line.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ import io
 import json
 import re
 from collections.abc import Generator, Iterator
-from itertools import count
 
 from expert.data.examples.messages import is_messages
-from expert.data.read.row_text import DECODER, row_in, row_of
+from expert.data.read.row_text import DECODER, broken_json, row_in, row_of
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
     Overlong,
@@ -21,11 +21,11 @@ from expert.data.read.streams import (
     numbered_lines,
     too_long,
 )
-from expert.data.records import BadRow, Row, RowError, place_of
+from expert.data.records import BadRow, Row, RowError
 
 _HEAD_BYTES = 2**18
 _SPACE = re.compile(r"[ \t\r\n]*")
-_STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\],]', re.DOTALL)
+_ANY_JSON = json.JSONDecoder()
 _SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 _WHAT_IS_READ = 'write an array of objects, {"data": [...]} or one object a line'
 
@@ -53,25 +53,19 @@ def read_json(stream: io.BufferedReader, file: str) -> Iterator[Row | BadRow]:
         return
     text = stream.read().decode("utf-8", "surrogateescape")
     start = _after_space(text, 0)
-    if text.startswith("[", start):
-        end = yield from _read_array(text, start, file)
-        rest = _after_space(text, end)
-        if rest < len(text):
-            where = f"{file}:{text.count(chr(10), 0, rest) + 1}"
-            fix = 'one array to a file; a conversation on each line is written {"messages": [...]}'
-            raise data_error(where, "there is more after the array", fix)
-    elif text.startswith("{", start):
-        values = _values_by_key(text, start + 1, file)
-        if not text.startswith("[", values.get("data", -1)):
-            yield _only_row(text, start, file)
-            return
-        other = next((key for key in _SPLITS if text.startswith("[", values.get(key, -1))), None)
-        if other is not None:
-            what = f'there are rows under {other!r} as well as under "data"'
-            raise data_error(file, what, "save each as a file of its own")
-        yield from _read_array(text, values["data"], file)
-    elif start < len(text):
-        raise data_error(file, "neither an array nor an object", _WHAT_IS_READ)
+    try:
+        if text.startswith("[", start):
+            end = yield from _read_array(text, start, file)
+            if (rest := _after_space(text, end)) < len(text):
+                raise json.JSONDecodeError("There is more after the array", text, rest)
+        elif text.startswith("{", start):
+            yield from _read_object(text, start, file)
+        elif start < len(text):
+            raise data_error(file, "neither an array nor an object", _WHAT_IS_READ)
+    except (ValueError, RecursionError) as error:
+        line = text.count("\n", 0, getattr(error, "pos", len(text))) + 1
+        what = broken_json(error, text).partition(" at character")[0]
+        raise data_error(f"{file}:{line}", what, f"correct it there; {_WHAT_IS_READ}") from error
 
 
 def _is_json_lines(head: bytes) -> bool:
@@ -90,87 +84,61 @@ def _after_space(text: str, place: int) -> int:
     return found.end() if found else place
 
 
-def _values_by_key(text: str, place: int, file: str) -> dict[str, int]:
-    """Where the value of each key of the object begins."""
-    found: dict[str, int] = {}
-    place = _after_space(text, place)
-    while text.startswith('"', place):
-        key = _STRUCTURE.match(text, place)
-        colon = _after_space(text, key.end()) if key else place
-        if key is None or not text.startswith(":", colon):
-            break
-        value = _after_space(text, colon + 1)
-        found[key.group()[1:-1]] = value
-        end = _after_space(text, _end_of_value(text, value))
-        if text.startswith("}", end):
-            return found
-        place = _after_space(text, end + 1)
-    if text.startswith("}", place):
-        return found
-    where = f"{file}:{text.count(chr(10)) + 1}"
-    raise data_error(where, "the JSON is incomplete", _WHAT_IS_READ)
-
-
-def _only_row(text: str, start: int, file: str) -> Row:
-    """A single object on one line is a row, unless it holds only lists and objects: columns, splits
-    or rows by their id."""
-    raw = text[start:].rstrip()
-    line = text.count("\n", 0, start) + 1
-    row = row_in(raw, file, line)
-    if isinstance(row, BadRow):
-        raise data_error(f"{file}:{line}", row.reason, _WHAT_IS_READ)
-    held = row.values.values()
+def _read_object(text: str, start: int, file: str) -> Iterator[Row | BadRow]:
+    """The rows under "data", or a single object on one line as a row, unless it holds only lists
+    and objects: columns, splits or rows by their id."""
+    values, end = _ANY_JSON.raw_decode(text, start)
+    splits = [key for key in ("data", *_SPLITS) if isinstance(values.get(key), list)]
+    if "data" in splits:
+        if len(splits) > 1:
+            what = f'there are rows under {splits[1]!r} as well as under "data"'
+            raise data_error(file, what, "save each as a file of its own")
+        yield from _read_array(text, _place_of_data(text, start + 1), file)
+        return
+    held = values.values()
     is_row = not held or any(is_messages(v) or not isinstance(v, dict | list) for v in held)
-    if "\n" in raw or not is_row:
-        keys = ", ".join(repr(key) for key in list(row.values)[:5])
+    if "\n" in text[start:end] or not is_row:
+        keys = ", ".join(repr(key) for key in list(values)[:5])
         raise data_error(file, f'the object has no array under "data", only {keys}', _WHAT_IS_READ)
-    return row
+    row = row_in(text[start:].rstrip(), file, text.count("\n", 0, start) + 1)
+    if isinstance(row, BadRow):
+        raise data_error(f"{file}:{row.line}", row.reason, _WHAT_IS_READ)
+    yield row
+
+
+def _place_of_data(text: str, place: int) -> int:
+    """Where the value of the key "data" begins in the object whose keys begin here."""
+    key = ""
+    while key != "data":
+        key, end = _ANY_JSON.raw_decode(text, _after_space(text, place))
+        value = _after_space(text, _after_space(text, end) + 1)
+        place = _after_space(text, _ANY_JSON.raw_decode(text, value)[1]) + 1
+    return value
 
 
 def _read_array(text: str, opening: int, file: str) -> Generator[Row | BadRow, None, int]:
     """Every element of the array whose bracket opens here; returns where the array ends. A row that
     begins on the same line as the row before it is identified by its number."""
-    counted, lines = opening, text.count("\n", 0, opening) + 1
+    number, counted, lines = 0, opening, text.count("\n", 0, opening) + 1
     place = _after_space(text, opening + 1)
     if text.startswith("]", place):
         return place + 1
-    for number in count(1):
-        place = _after_space(text, place)
+    while True:
+        number += 1
         began = lines + text.count("\n", counted, place)
         line, lines, counted = began if began != lines else -number, began, place
         try:
             values, end = DECODER.raw_decode(text, place)
-            whole = text.startswith((",", "]"), _after_space(text, end))
-        except (ValueError, RecursionError, RowError):
-            whole = False
-        end = end if whole else _end_of_value(text, place)
-        raw, after = text[place:end].rstrip(), _after_space(text, end)
-        mark = text[after : after + 1]
-        if mark and len(raw) > MAX_ROW_BYTES:
-            yield bad_row(file, line, too_long(len(raw)), raw)
-        elif mark:
-            yield row_of(values, raw, file, line) if whole else row_in(raw, file, line)
-        if mark == "]":
+            row = row_of(values, text[place:end], file, line)
+        except RowError:  # JSON for others
+            end = _ANY_JSON.raw_decode(text, place)[1]
+            row = row_in(text[place:end], file, line)
+        if end - place > MAX_ROW_BYTES:
+            row = bad_row(file, line, too_long(end - place), text[place:end])
+        yield row
+        after = _after_space(text, end)
+        if text.startswith("]", after):
             return after + 1
-        if mark != ",":
-            what = "a bracket too many after the row" if mark else "the array ends within a row"
-            fix = "the file is cut off or damaged; write it again"
-            raise data_error(place_of(file, line), what, fix)
-        place = after + 1
-    return place
-
-
-def _end_of_value(text: str, place: int) -> int:
-    """Where the value that starts here ends, by brackets and quotes alone."""
-    depth = 0
-    for match in _STRUCTURE.finditer(text, place):
-        mark = match.group()
-        if mark == '"':  # it is never closed
-            break
-        if mark in ("{", "["):
-            depth += 1
-        elif not mark.startswith('"'):
-            if depth == 0:
-                return match.start()
-            depth -= mark != ","
-    return len(text)
+        if not text.startswith(",", after):
+            raise json.JSONDecodeError("Expecting ',' or ']' after the row", text, after)
+        place = _after_space(text, after + 1)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from expert.data.read.streams import WIDE_FIX, bad_row, data_error, too_wide
+from expert.data.read.streams import MAX_COLUMNS, bad_row, check_columns
 from expert.data.records import BadRow, Row, RowError, place_of
 
 # Escapes that may be a NUL or half of a surrogate pair.
@@ -61,16 +61,16 @@ def row_in(text: str, file: str, line: int) -> Row | BadRow:
             raise json.JSONDecodeError("Extra data", text, len(text) - len(rest))
     except RowError as error:
         fault = str(error)
-    except RecursionError:
-        fault = "JSON nested too deeply"
-    except ValueError as error:
-        fault = _broken(error, text)
+    except (ValueError, RecursionError) as error:
+        fault = broken_json(error, text)
     else:
         return row_of(values, text, file, line)
     return bad_row(file, line, undecodable(text) or fault, text)
 
 
-def _broken(error: ValueError, text: str) -> str:
+def broken_json(error: ValueError | RecursionError, text: str) -> str:
+    if isinstance(error, RecursionError):
+        return "JSON nested too deeply"
     if "\0" in text:
         return f"NUL byte at character {text.index(chr(0)) + 1}"
     if not isinstance(error, json.JSONDecodeError):
@@ -84,11 +84,12 @@ def row_of(values: Any, text: str, file: str, line: int) -> Row | BadRow:
     fault: str | None = None
     if type(values) is not dict:
         fault = f"the row is {_KINDS.get(type(values), 'a number')}, not a JSON object"
-    elif wide := too_wide(len(values)):  # at the first: all others would be decoded as well
-        raise data_error(place_of(file, line), wide, WIDE_FIX)
-    # Only escapes can bring a NUL or a lone surrogate past the decoder.
-    elif "\\u" in text and _SUSPECT.search(text):
-        fault = fault_in(values)
+    else:
+        if len(values) > MAX_COLUMNS:  # at the first: all others would be decoded as well
+            check_columns(list(values), place_of(file, line))
+        # Only escapes can bring a NUL or a lone surrogate past the decoder.
+        if "\\u" in text and _SUSPECT.search(text):
+            fault = fault_in(values)
     fault = undecodable(text) or fault
     return bad_row(file, line, fault, text) if fault else Row(values, file, line)
 

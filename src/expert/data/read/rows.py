@@ -76,14 +76,6 @@ def read_rows(
                 yield row
 
 
-def rows_of_lines(lines: bytes, path: Path, *, format: str | None) -> Iterator[Row | BadRow]:
-    """Rows of lines taken from a file of JSON Lines, or of CSV if the header comes first; their
-    `line` counts within `lines`."""
-    stream: io.BufferedReader = io.BufferedReader(io.BytesIO(lines))
-    is_csv = file_format(path, format) == "csv"
-    yield from read_csv(stream, str(path)) if is_csv else read_jsonl(stream, str(path))
-
-
 @contextmanager
 def _file_errors(path: Path) -> Iterator[None]:
     """Turn the errors of an unreadable file into a DataError with the fix."""

@@ -17,7 +17,7 @@ from expert.data.read.folders import SPLIT_NAMES, Split, files_by_split, saved_f
 from expert.data.read.hub import hub_fingerprint, read_hub
 from expert.data.read.rows import file_format, read_rows
 from expert.data.read.streams import data_error
-from expert.data.records import BadRow, DataError, FilesNotFound, Row
+from expert.data.records import BadRow, FilesNotFound, Row
 from expert.manifest.check.spelling import closest
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
@@ -136,16 +136,13 @@ def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Sou
 
 
 def iterate(source: Source) -> Iterator[Row | BadRow]:
-    return limit_rows(source.max_samples, _every_row(source))
-
-
-def limit_rows(most: int | None, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
-    """The rows up to the given number of good ones; bad rows do not count."""
-    for row in rows:
+    """The rows of a source, up to `max_samples` good ones."""
+    left = source.max_samples
+    for row in _every_row(source):
         yield row
-        if most is not None and isinstance(row, Row):
-            most -= 1
-            if not most:
+        if left is not None and isinstance(row, Row):
+            left -= 1
+            if not left:
                 return
 
 
@@ -223,33 +220,40 @@ class _Finder:
         self._folder = folder
         self._format = None if spec.format == "huggingface" else spec.format
         self._hub_meant = "huggingface" in (spec.type, spec.format)
+        self._files = Source(
+            *("", "files", (), self._format),
+            max_chars=spec.max_chars,
+            max_samples=spec.max_samples,
+            encoding=spec.encoding,
+            max_unpacked=spec.most_unpacked,
+        )
 
     def find(self, path: str, split: Split) -> Source:
         """The source that `path` names for a split, or DataError."""
-        if path in CORPORA:
-            user_file = user_shakespeare(self._folder) if path == "shakespeare" else None
-            files = (user_file,) if user_file else ()
-            return Source(
-                path,
-                "corpus",
-                files,
-                "txt",
-                max_chars=self._spec.max_chars,
-                encoding=self._spec.encoding,
-            )
         local = local_path(path, self._folder)
         _, *parts = path.split("::")
+        if path in CORPORA:
+            file = user_shakespeare(self._folder) if path == "shakespeare" else None
+            corpus = replace(self._files, name=path, kind="corpus", files=(file,) if file else ())
+            return replace(corpus, format="txt", max_samples=None)
         if local.is_dir():
             return self._in_folder(path, local, split, parts[0] if parts else None)
         if local.exists():
             if parts:
                 raise data_error(path, "a file has no splits", "leave out what follows '::'")
             file_format(local, self._format)
-            return self._files(path, [local])
+            return replace(self._files, name=path, files=(local,))
         is_id_and_split = re.fullmatch(r"[\w-]+::.*", path)  # without an owner, unlike a file
         if self._hub_meant or not looks_local(path, self._folder) or is_id_and_split:
             return self._on_hub(path)
-        raise self._no_such_file(path, local)
+        fix, beside = "paths are relative to the folder of the manifest", list[str]()
+        with suppress(OSError):
+            beside = [entry.name for entry in local.parent.iterdir()]
+            fix = "check training.dataset.path"
+        what = f"there is no {local}" if str(local) != path else "there is no such file"
+        if close := closest(local.name, beside, 0.8):  # misspelt: no file is missing
+            raise data_error(path, what, f"did you mean {close!r}?")
+        raise self._not_here(path, what, fix, local)
 
     def beside(self, train: str, split: Split) -> Source | None:
         """Another split in the folder of the training rows, found by name."""
@@ -261,20 +265,10 @@ class _Finder:
             name = next((name for name in saved if SPLIT_NAMES.get(name) == split), None)
             return self._saved(f"{train}::{name}", saved[name]) if name else None
         files = files_by_split(local, self._format)[split]
-        return self._files(train, files) if files else None
-
-    def _files(self, name: str, files: Sequence[Path]) -> Source:
-        spec = self._spec
-        return Source(
-            *(name, "files", tuple(files), self._format),
-            max_chars=spec.max_chars,
-            max_samples=spec.max_samples,
-            encoding=spec.encoding,
-            max_unpacked=spec.most_unpacked,
-        )
+        return replace(self._files, name=train, files=tuple(files)) if files else None
 
     def _saved(self, name: str, folder: Path) -> Source:
-        plain = self._files(name, saved_files(folder))
+        plain = replace(self._files, name=name, files=saved_files(folder))
         return replace(plain, kind="saved", format="arrow", max_chars=None)
 
     def _on_hub(self, path: str) -> Source:
@@ -317,19 +311,7 @@ class _Finder:
             what = f"the folder has no data files for {asked or split!r}"
             fix = "put .jsonl, .csv, .parquet or other data files there"
             raise self._not_here(path, what, fix, folder)
-        return self._files(path, files)
-
-    def _no_such_file(self, path: str, file: Path) -> DataError:
-        """The error for a missing path. With a similar name it is misspelt, and no file is
-        missing."""
-        what = f"there is no {file}" if str(file) != path else "there is no such file"
-        fix, beside = "paths are relative to the folder of the manifest", []
-        with suppress(OSError):
-            beside = [entry.name for entry in file.parent.iterdir()]
-            fix = "check training.dataset.path"
-        if close := closest(file.name, beside, 0.8):
-            return data_error(path, what, f"did you mean {close!r}?")
-        return self._not_here(path, what, fix, file)
+        return replace(self._files, name=path, files=tuple(files))
 
     def _not_here(self, path: str, what: str, fix: str, wanted: Path) -> FilesNotFound:
         """The error for missing files, with the command that makes them if there is one."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,6 @@ MAX_ROW_BYTES = 5_000_000
 """Longest row that is read; a longer one is a bad row and is never held in memory."""
 MAX_COLUMNS = 1_000
 """Most columns of a row. More of them are no text to train on, and take minutes to look at."""
-WIDE_FIX = "leave out those that are not trained on"
 RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
 MOST_UNPACKED = 2**24
@@ -84,15 +83,6 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
 
         unpacked = pyarrow.input_stream(plain, compression="zstd")
     else:
-        status, is_sparse = os.fstat(plain.fileno()), False
-        if status.st_size > max(most or MOST_UNPACKED, MOST_TIMES * 512 * status.st_blocks):
-            # Some network file systems report no blocks at all, but no holes either.
-            is_sparse = os.lseek(plain.fileno(), 0, os.SEEK_HOLE) < status.st_size
-            plain.seek(0)
-        if is_sparse:
-            plain.close()
-            what = f"most of its {gib(status.st_size)} were never written, and read as zeros"
-            raise data_error(str(path), what, "write or download it again")
         return plain
     refuse = partial(refuse_bomb, path, most)
     return io.BufferedReader(_Unpacked(unpacked, plain, refuse), _BUFFER_BYTES)
@@ -231,11 +221,15 @@ def bad_row(file: str, line: int, reason: str, raw: str = "") -> BadRow:
     return BadRow(file, line, reason, start.rstrip("\r\n"))
 
 
-def too_wide(columns: int) -> str | None:
-    """Why a row with so many columns is unusable; None if it is not."""
-    if columns <= MAX_COLUMNS:
-        return None
-    return f"{columns:,} columns, the limit is {MAX_COLUMNS:,}"
+def check_columns(names: Sequence[str], where: str) -> None:
+    """DataError if a table has too many columns, or two of the same name."""
+    if len(names) > MAX_COLUMNS:
+        what = f"{len(names):,} columns, the limit is {MAX_COLUMNS:,}"
+        raise data_error(where, what, "leave out those that are not trained on")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        what = f"two columns are named {twice!r}" if twice else "columns without a name"
+        raise data_error(where, what, "name every column once")
 
 
 def too_long(size: int) -> str:

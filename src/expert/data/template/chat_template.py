@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from os.path import commonprefix
-from typing import Any
 
 from expert.data.examples.tools import has_tools, tool_names
 from expert.data.records import DataError, Example, Segment, Turn
@@ -114,9 +113,6 @@ class ChatTemplate(Template):
         except DataError:
             self._folds_system = True
         return exchange
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ChatTemplate, bos=self._bos, eos=self._eos), (self._source,)
 
     @property
     def fingerprint(self) -> str:

@@ -15,7 +15,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from expert.core.files import read_bytes, read_json, read_text
+from expert.core.files import read_bytes, read_json
 from expert.core.hashed import free_name
 from expert.core.publish import (
     DONE,
@@ -46,7 +46,6 @@ FORMAT = 1
 RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
 REJECTS = "rejects.jsonl"
-MADE_FOR = "made_for.txt"
 DAMAGED = "the cache was damaged"
 PREPARED_DATA = "the prepared data"
 FREE_SPACE_FIX = (
@@ -86,18 +85,13 @@ class Recipe:
 
     def difference(self, other: dict[str, Any]) -> str:
         """What differs from another recipe, in words."""
-        mine = asdict(self)
-        names = {
-            "data": "the data",
-            "tokenizer": "the tokenizer",
-            "template": "the prompt template",
-            "columns": "the columns",
-            "learn_prompt": "train_on_prompt",
-            "checks": "the row checks",
-            "max_samples": "max_samples",
-            "format": "the format of the cache",
-        }
-        changed = [words for key, words in names.items() if mine[key] != other.get(key)]
+        special = {"template": "the prompt template", "learn_prompt": "train_on_prompt"}
+        special["max_samples"] = "max_samples"
+        changed = [
+            special.get(name, f"the {name}")
+            for name, value in asdict(self).items()
+            if value != other.get(name)
+        ]
         return f"{' and '.join(changed)} changed" if changed else "nothing changed"
 
 
@@ -142,14 +136,14 @@ def prepare(work: TokeniseJob, recipe: Recipe, folder: Path) -> Prepared:
     """Open the prepared folder if it exists and matches the recipe, else build it, or wait for
     another process that does."""
     because = "made from the same data and settings"
-    state = look(folder, recipe, made_for=work.made_for)
+    state = look(folder, recipe)
     if state is not None:
         with waiting_lock(folder, f"preparing {work.made_for}", work.waits):
-            state = look(folder, recipe, made_for=work.made_for)
+            state = look(folder, recipe)
             if state is None:
                 because = "another process has prepared it meanwhile"
             else:
-                because = _make_room(folder, recipe, state)
+                because = _make_room(folder, state)
                 if free_bytes(folder) < MIN_FREE_SHARE * (work.expected_bytes or 0):
                     raise disk_full_error(
                         folder, what=PREPARED_DATA, needed=work.expected_bytes, fix=FREE_SPACE_FIX
@@ -165,19 +159,10 @@ def prepare(work: TokeniseJob, recipe: Recipe, folder: Path) -> Prepared:
     return Prepared(folder, state is None, because, statistics, recipe.key(), damaged)
 
 
-def _make_room(folder: Path, recipe: Recipe, why: str) -> str:
-    """Put a damaged folder aside; one that holds something else is an error. Returns why the tokens
-    are made."""
+def _make_room(folder: Path, why: str) -> str:
+    """Put a damaged folder aside; returns why the tokens are made."""
     if not folder.exists():
         return why
-    if _is_empty(folder):  # created by the user for the tokens
-        folder.rmdir()
-        return why
-    if folder_mismatch(folder, recipe):
-        raise DataError(
-            f"{folder}: {why}  (remove it, or name another folder in "
-            "training.config.pretokenized_cache; without it caches are keyed by content)"
-        )
     aside = free_name(folder.with_name(f"{folder.name}.bad"))
     try:
         os.rename(folder, aside)
@@ -216,8 +201,6 @@ def _build(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
             **dataset_files(names, recipe.key()),
             RECIPE: json.dumps(recipe.as_dict(), indent=2),
             STATISTICS: json.dumps(asdict(total), indent=2),
-            MADE_FOR: work.made_for + "\n",
-            **work.records,
             REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad),
         }
         for name, text in texts.items():
@@ -282,21 +265,6 @@ def _too_many_bad_rows(
     )
 
 
-def folder_mismatch(folder: Path, recipe: Recipe) -> str:
-    """Why a named folder cannot hold the tokens of a recipe; "" if missing, empty, theirs or
-    damaged."""
-    if folder.name == tokens_folder(recipe.key()):
-        return ""  # its name rules out anything else
-    if not folder.is_dir() or _is_empty(folder):
-        return "it is a file" if folder.exists() and not folder.is_dir() else ""
-    if not is_prepared(folder):
-        return "it is not a prepared-token folder"
-    made_by = _made_by(folder)
-    if made_by in (None, recipe.as_dict()):
-        return ""
-    return f"it was made from something else: {recipe.difference(made_by)}"
-
-
 def is_prepared(folder: Path) -> bool:
     """Whether Expert made this folder, complete or damaged."""
     return (folder / DONE).is_file() or (folder / RECIPE).is_file()
@@ -314,16 +282,10 @@ def _made_by(folder: Path) -> dict[str, Any] | None:
     return recipe if isinstance(recipe, dict) and not other else None
 
 
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not os.listdir(folder)
-
-
-def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
+def look(folder: Path, recipe: Recipe) -> str | None:
     """Why a folder cannot be used; None if it can."""
-    if not folder.exists() or _is_empty(folder):
-        return _why_missing(folder, recipe, made_for)
-    if why := folder_mismatch(folder, recipe):
-        return why
+    if not folder.exists():
+        return _why_missing(folder, recipe)
     # Every process hashes every file once: a flipped bit changes neither size nor time, and must
     # not be trained on. A core hashes 1.2 GB/s, which is 300 million tokens; four threads share the
     # files. Files of other tools in the folder, such as `datasets`, are ignored.
@@ -331,17 +293,16 @@ def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     return cached_damage(folder) or (None if same else f"{RECIPE} belongs to other tokens")
 
 
-def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
-    """Compare with the newest neighbour of the same split, to explain what changed."""
-    found: list[tuple[float, dict[str, Any]]] = []
-    neighbours = list(folder.parent.glob(f"*/{RECIPE}"))
-    for neighbour in neighbours:
-        with suppress(OSError, ValueError):  # damaged, or just removed by another process
-            if read_text(neighbour.with_name(MADE_FOR)).strip() == made_for:
-                found.append((neighbour.stat().st_mtime, read_json(neighbour)))
-    if found:
-        return recipe.difference(max(found, key=lambda one: one[0])[1])
-    return "it was not prepared before" if neighbours else "first use of this data"
+def _why_missing(folder: Path, recipe: Recipe) -> str:
+    """What differs from the tokens beside it that are most like them."""
+    known = [made for each in folder.parent.glob("tokens-*") if (made := _made_by(each))]
+    if not known:
+        return "first use of this data"
+
+    def alike(made: dict[str, Any]) -> int:
+        return sum(made.get(name) == value for name, value in asdict(recipe).items())
+
+    return recipe.difference(max(known, key=alike))
 
 
 def read_statistics(folder: Path) -> DocumentStatistics:

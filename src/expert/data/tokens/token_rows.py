@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -179,7 +179,7 @@ def _same_length(ids: Numbers, other: Numbers, name: str) -> None:
 
 @dataclass
 class TokenCheck:
-    """What was found in rows of tokens; saved beside the tokens that are made of them."""
+    """What was found in rows of tokens."""
 
     name: str
     rows: int = 0
@@ -257,7 +257,8 @@ class TokenCheck:
         ]
 
 
-def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
+def check_tokens(rows: TokenRows, encoder: TextEncoder) -> dict[str, Any]:
+    """The fields of the check of token rows; reads all of them."""
     check = TokenCheck(
         rows.source.name,
         vocabulary=1 + max(encoder.tokenizer.get_vocab(with_added_tokens=True).values()),
@@ -297,7 +298,7 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
         in_range = first[first < check.vocabulary][:SAMPLED_TOKENS].tolist()
         check.sample = encoder.decode(in_range)[:SHOWN_CHARACTERS]
         check.same_again = None if check.beyond else _reencoded_share(sampled, encoder)
-    return check
+    return asdict(check)
 
 
 def _reencoded_share(rows: Sequence[Sequence[TokenSegment]], encoder: TextEncoder) -> float | None:

@@ -6,7 +6,7 @@ This process reads the rows and hands them out in portions; forked processes ren
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class TokeniseJob:
     row_count: int | None = None
     """Rows of the source, if known."""
     made_for: str = ""
-    """The split and its source, for messages; a cache miss is explained by others of this name."""
+    """The split and its source, for messages."""
     max_bad_rows: int = 0
     list_command: str = ""
     """The command that lists all bad rows."""
@@ -46,8 +46,6 @@ class TokeniseJob:
     """Called with the number of rows to be tokenised, if known."""
     waits: Callable[[str], None] = field(default=lambda text: None)
     """Called with a sentence when waiting for another process."""
-    records: Mapping[str, str] = field(default_factory=dict)
-    """Additional files of the folder, by name."""
     expected_bytes: int | None = None
     """Estimated size on disk, if known."""
     portion_rows: int = PORTION_ROWS

@@ -68,16 +68,6 @@ from expert.planning.benchmark_settings import (
     why_unchanged,
 )
 from expert.planning.machine.machine import describe_machine
-from expert.planning.machine.target import choose_target
-from expert.planning.measurements import (
-    DECIDED_BY_BENCHMARK,
-    MeasuredRate,
-    forget_rates,
-    measurements_file,
-    remember_rate,
-)
-from expert.planning.models.resolve import basename
-from expert.planning.plan import choose_model
 from expert.planning.run_plan import RunPlan
 from expert.run.open import open_run, prepare
 from expert.run.session.short_run import SETTLING
@@ -109,6 +99,17 @@ _SHORT_RUN: dict[str, Any] = {
     "on_loss_spike": "ignore",
 }
 
+KEYS_OF_SPEED = {
+    "kernels.compile": "torch_compile",
+    "kernels.fused_blocks": "fused_blocks",
+    "kernels.cuda_graphs": "use_cuda_graphs",
+    "kernels.attention": "attention",
+    "kernels.checkpointing": "gradient_checkpointing",
+    "batch.micro_batch": "micro_batch_size",
+    "optim.optimizer": "optim",
+}
+"""Plan values that only affect speed, and their keys in training.config."""
+
 Show = Callable[[str, str], None]
 """Shows a line in a style: "" or the name of a colour."""
 
@@ -136,7 +137,6 @@ class BenchmarkRequest:
     """Approximate time limit."""
     only: tuple[str, ...] = ()
     """Names of settings; others are applied without being measured. Empty: all are measured."""
-    remember: bool = True
 
 
 def benchmark(
@@ -172,8 +172,8 @@ def benchmark(
             f"no setting could be measured: {failed[-1] if failed else 'none applies'}"
         )
     files = write_result(ladder, file)
-    if request.remember and not request.only:
-        bench.remember(ladder)
+    if not request.only:
+        bench.show_winner(ladder)
     return ladder, files
 
 
@@ -206,7 +206,6 @@ class Benchmark:
         self.applied: Setting | None = None
         """The last setting that was applied without being measured."""
         self.base_rate: float | None = None
-        self.gains: dict[str, float] = {}
         """Speedups of kept settings, by plan path."""
         self.results: list[SettingResult] = []
         self.loss_steps: int | None = None
@@ -267,7 +266,6 @@ class Benchmark:
             model=self.request.model,
             vram=self.request.vram,
             machine=self.machine,
-            use_measurements=False,
         ).plan
 
     def _planned(self, values: Mapping[str, Any]) -> RunPlan:
@@ -368,8 +366,6 @@ class Benchmark:
             facts["cumulative"] = here.tokens_per_second / self.base_rate
         result = self._result(setting, status, because, plan, **facts)
         if status in KEPT_STATUSES:
-            if result.gain is not None:
-                self.gains |= dict.fromkeys(result.changes, result.gain)
             self.values, self.plan, self.result = values, plan, result
         return result
 
@@ -493,44 +489,25 @@ class Benchmark:
         )
         return ladder.model_copy(update={"doubts": doubts_of(ladder)})
 
-    def remember(self, ladder: Ladder) -> None:
-        """Store the best settings for later plans if they can be trusted; show whether they
-        were."""
+    def show_winner(self, ladder: Ladder) -> None:
+        """Name what was faster than what the plan chooses, as keys for the manifest."""
         won, plan = self.result, self.plan
         assert won is not None, "the first setting that was measured is kept"
         assert won.measured is not None
         assert plan is not None
-        refused = "! later plans will not use the winner: "
         if ladder.doubts:
-            self.show(f"{refused}{'; '.join(ladder.doubts)}", "yellow")
+            self.show(f"! do not rely on the winner: {'; '.join(ladder.doubts)}", "yellow")
             return
-        settings = {path: attrgetter(path)(plan) for path in tried_paths(ladder)}
-        if "batch.micro_batch" in settings:
-            settings["batch.micro_batch"] = won.measured.micro_batch
-        target = choose_target(self.machine, vram=self.request.vram, device=ladder.device)
-        rate = MeasuredRate(
-            card=target.card.slug if target.card else target.name,  # as plans look it up
-            model=basename(plan.model.name).lower(),
-            parameters=plan.model.parameters,
-            adapter=plan.adapter.type,
-            quantization=plan.model.quantization,
-            tokens_per_second=won.measured.tokens_per_second,
-            measured_on=ladder.date[:10],
-            command=ladder.command,
-            max_seq_length=plan.data.max_seq_length,
-            packing=plan.data.packing,
-            settings=settings,
-            gains={path: self.gains[path] for path in settings if path in self.gains},
-            threads=self.environment.get("threads") if ladder.device == "cpu" else None,
-        )
-        file = measurements_file()
-        try:
-            remember_rate(file, rate)
-        except OSError as error:  # the result matters more than remembering it
-            self.show(f"{refused}{error.filename}: {error.strerror}", "yellow")
-            return
-        self.show("later plans use the winner where the manifest says auto: expert plan --all", "")
-        self.show(f"it is stored in {file}; expert benchmark --forget removes it", "")
+        best = {path: attrgetter(path)(plan) for path in tried_paths(ladder)}
+        if "batch.micro_batch" in best:
+            best["batch.micro_batch"] = won.measured.micro_batch
+        better = [
+            f"--set {KEYS_OF_SPEED[path]}={str(value).lower()}"
+            for path, value in best.items()
+            if value != attrgetter(path)(self.full_plan)
+        ]
+        words = f"faster than what the plan chooses: {' '.join(better)}"
+        self.show(words if better else "the plan chooses the winner already", "")
 
 
 def _full_names(names: tuple[str, ...]) -> list[str]:
@@ -543,18 +520,10 @@ def _full_names(names: tuple[str, ...]) -> list[str]:
 
 
 def tried_paths(ladder: Ladder) -> list[str]:
-    """Plan values that were measured both ways, among those that later plans may reuse."""
+    """Plan values that were measured both ways and that only affect speed."""
     passed = {one.name for one in ladder.rungs if one.status in ("not here", "no time")}
     about = [path for one in SETTINGS if one.name not in passed for path in one.about]
-    return [path for path in DECIDED_BY_BENCHMARK if path in about]
-
-
-def forget(request: BenchmarkRequest | None) -> tuple[Path, int]:
-    """Forget stored benchmarks of a manifest's model, or all; returns the file and the count."""
-    file, model = measurements_file(), None
-    if request is not None:
-        model = basename(choose_model(request.read(()).manifest, request.model).name).lower()
-    return file, forget_rates(file, model)
+    return [path for path in KEYS_OF_SPEED if path in about]
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.data.records import DataNotFound
-from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.open import Opened, open_run
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def check_dataset(
     tokens of a split that were read so far.
     """
     from expert.data.inspect.check_rows import DatasetReport, check_rows
-    from expert.data.inspect.shown_rows import RowsToShow, rows_as_text
+    from expert.data.inspect.shown_rows import RowsToShow
     from expert.data.pipeline import open_pipeline
 
     opened = open_run(manifest, data="unread", model=model, overrides=overrides)
@@ -41,10 +40,8 @@ def check_dataset(
     except DataNotFound as error:
         if plan.model.place != "hub":
             raise
-        line = open_pipeline(plan, read, named, writes=False, has_tokenizer=False)
         report = DatasetReport(read.manifest.name, "unknown", plan.data.max_seq_length)
         report.problems.append(str(error))
-        report.rows = rows_as_text(line, show)
     else:
         report = check_rows(line, read.manifest.name, show, tell)
     report.doubts[:0] = read.warnings
@@ -57,18 +54,15 @@ def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow |
     from expert.data.pipeline import open_pipeline, reader_for
 
     plan = opened.plan
-    has_tokenizer = plan.model.name == CHAR_GPT or (
-        plan.model.place != "hub" and Path(plan.model.location).is_dir()
-    )
+    if plan.model.place == "hub":
+        return None, f"the tokenizer of {plan.model.name} is not on this machine"
     try:
-        source = opened.named.first.trains[0]
+        source = opened.named.sources.trains[0]
         if source.kind == "hub" or (
             source.kind == "corpus" and not source.files and not source.is_stdlib
         ):
             return None, f"the rows of {source.name} are not fetched for it"
-        line = open_pipeline(
-            plan, opened.read, opened.named, writes=False, has_tokenizer=has_tokenizer
-        )
+        line = open_pipeline(plan, opened.read, opened.named, writes=False)
         for row, segments in reader_for(line, line.sources_of("train")[0]).formatted():
             if isinstance(segments, list):
                 return show_row(line, row, segments, "train", FIRST, most_tokens=most_tokens), ""

@@ -134,7 +134,7 @@ def _configuration(
         if again is None:
             return None
         try:
-            return opened.replanned(again(overrides))
+            return opened.plan_of(again(overrides), opened.counts.survey if opened.counts else None)
         except ExpertError:  # a rule of the manifest may forbid the combination
             return None
 

@@ -44,7 +44,7 @@ class DataFacts:
 def check_data(opened: Opened) -> DataFacts:
     """Everything about the data that can be known before a run."""
     try:
-        sources = opened.named.first
+        sources = opened.named.sources
     except ExpertError as error:
         return DataFacts([_from_message("data-missing", str(error), DEFAULT_FIX)])
     except OSError as error:
@@ -70,7 +70,7 @@ def _from_message(name: str, text: str, otherwise: str = "") -> Finding:
 
 
 def _inspect(opened: Opened) -> DataFacts:
-    from expert.data.pipeline import open_pipeline, remarks_on_tokens
+    from expert.data.pipeline import open_pipeline
 
     plan = opened.plan
     if plan.model.place == "hub":
@@ -83,7 +83,7 @@ def _inspect(opened: Opened) -> DataFacts:
     found = (None if reason else _prepared(line)) or _sampled(line, reason or NOT_PACKED)
     folders = [
         _from_message("token-folder", each.text, f"look at {each.path}")
-        for each in remarks_on_tokens(line)
+        for each in line.chosen.remarks
     ]
     return replace(found, findings=[*folders, *found.findings])
 
@@ -93,11 +93,11 @@ def _why_not_prepared(line: DataPipeline) -> str:
     from expert.data.pipeline import recipe_of
     from expert.data.tokens.prepare import look
 
-    if not line.cache.folder.exists():
+    if not line.cache.exists():
         return "first use of this data"
     for source in line.sources_of("train"):
-        recipe, folder = recipe_of(line, source, "train")
-        reason = look(folder, recipe, made_for=f"train {source.name}")
+        recipe, folder = recipe_of(line, source)
+        reason = look(folder, recipe)
         if reason is not None:
             return reason
     return ""
@@ -114,7 +114,7 @@ def _prepared(line: DataPipeline) -> DataFacts | None:
     total, over = split.statistics, split.index.overlong
     held = data.validation is not None and data.validation.folders == split.folders
     held_out = " (those held out for validation among them)" if held else ""
-    text = f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} in {line.cache.folder}"
+    text = f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} in {line.cache}"
     findings = [
         finding_from("cache", text),
         *_left_out(f"{total.rows_in:,}", total.rows_in, total.bad_rows, total.dropped.values()),
@@ -147,7 +147,7 @@ def _sampled(line: DataPipeline, reason: str) -> DataFacts:
     lengths, unlearnt = _lengths(line, documents)
     findings: list[Finding] = []
     if reason:
-        text = f"{reason}; the tokens go to {line.cache.folder}"
+        text = f"{reason}; the tokens go to {line.cache}"
         findings.append(finding_from("cache-to-come", text))
     if bad:
         stops = bad > line.spec.max_bad_rows

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from expert.core.text import counted
 from expert.parallel.launch import WorldError, world_from_environment
+from expert.planning.machine.host import THREAD_VARIABLES
 from expert.planning.machine.machine import Machine
 from expert.planning.machine.nvml import Gpu
-from expert.planning.machine.threads import NAMES
 
 MOST_RANKS = 1024
 """On one machine; more is a typo."""
@@ -29,8 +29,8 @@ class Cards:
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Variables to set before a rank starts: CUDA reads them only then."""
         own = {"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}
-        if not any(env.get(name) for name in NAMES):
-            own |= {NAMES[0]: str(self.threads)}
+        if not any(env.get(name) for name in THREAD_VARIABLES):
+            own |= {THREAD_VARIABLES[0]: str(self.threads)}
         return own
 
     def environment_per_card(self, env: Mapping[str, str]) -> list[dict[str, str]]:

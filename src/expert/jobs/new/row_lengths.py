@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
-from expert.data.read.sample_rows import sample_rows
-from expert.data.read.sources import Source
 from expert.data.records import BadRow, DataError, Row
 
 if TYPE_CHECKING:
@@ -31,8 +29,8 @@ MAX_CUT_SHARE = 0.005
 MOST_LOST = 0.5
 """Share of the rows that may be unusable or cut in an expert that is created at all."""
 SAMPLED_ROWS = 400
-MAX_ROWS_READ = 200_000
-"""Rows of a file without lines (.json, parquet) to sample from."""
+MAX_ROWS_READ = 50_000
+"""Rows that they are sampled from."""
 BYTES_PER_TOKEN = 2.9
 """Estimate without a tokenizer. Measured with Qwen3's: 2.9 on SQL with its tables, 3.1 on JSON, 3.6
 on Cypher, 4.2 on a handbook, 4.7 on Alpaca. The smallest of them, so that a length is too long
@@ -57,12 +55,10 @@ def choose_length(opened: Opened, context: int | None) -> LengthChoice:
     from expert.data.pipeline import reader_for
 
     line = _line(opened)
-    source = line.sources_of("train")[0]
-    reading = reader_for(line, source)
-    segments_of = reading.formatter()
-    formatted = [(segments_of(row), weight) for row, weight in _sampled_rows(source, reading)]
-    good = [(segments, weight) for segments, weight in formatted if isinstance(segments, list)]
-    bad = [outcome for outcome, _ in formatted if isinstance(outcome, BadRow)]
+    reading = reader_for(line, line.sources_of("train")[0])
+    formatted = list(map(reading.formatter(), _sampled_rows(reading)))
+    good = [segments for segments in formatted if isinstance(segments, list)]
+    bad = [outcome for outcome in formatted if isinstance(outcome, BadRow)]
     if not good or len(bad) > MOST_LOST * len(formatted):
         why = f": {bad[0]}" if bad else ""
         looked = f"{len(good)} of {counted(len(formatted), 'row')}"
@@ -71,21 +67,19 @@ def choose_length(opened: Opened, context: int | None) -> LengthChoice:
     template = line.template.name if line.template and line.has_tokenizer else template
     if line.has_tokenizer:
         how = "tokenised"
-        lengths = line.encoder.encode([segments for segments, _ in good]).lengths.tolist()
+        lengths = line.encoder.encode(good).lengths.tolist()
     else:
         how = f"estimated, since the tokenizer of {opened.plan.model.name} is not on this machine"
-        texts = ("".join(each.text for each in segments) for segments, _ in good)
+        texts = ("".join(each.text for each in segments) for segments in good)
         lengths = [round(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN) for text in texts]
     most = context or LONG_LENGTHS[-1]
     looked = f"{counted(len(lengths), 'row')} {how}, the longest {max(lengths):,} tokens"
     if opened.plan.data.overlong == "split":
         because = f"plain text is split into sequences of this length, nothing is lost; {looked}"
         return LengthChoice(min(TEXT_LENGTH, most), because, template)
-    weights = [weight for _, weight in good]
     cut, length = 1.0, most
     for length in (*(each for each in (*USUAL_LENGTHS, *LONG_LENGTHS) if each < most), most):
-        longer = (w for w, each in zip(weights, lengths, strict=True) if each > length)
-        cut = sum(longer) / sum(weights)
+        cut = sum(each > length for each in lengths) / len(lengths)
         if cut <= (MOST_LOST if length >= USUAL_LENGTHS[-1] else MAX_CUT_SHARE):
             break
     bound = "longer ones need much memory: set it yourself where the card has room"
@@ -110,22 +104,13 @@ def _line(opened: Opened) -> DataPipeline:
     return open_pipeline(plan, read, named, writes=False, has_tokenizer=False)
 
 
-def _sampled_rows(source: Source, reading: RowReader) -> list[tuple[Row, float]]:
-    """Good rows, each with the number of rows it represents."""
-    files = () if source.encoding else source.files  # sampled as bytes
-    spread = sample_rows(files, format=source.format, most=SAMPLED_ROWS)
-    if spread is not None:
-        return [
-            (line.row, 1.0 if spread.whole else line.times / line.size)
-            for line in spread.drawn
-            if isinstance(line.row, Row)
-        ]
+def _sampled_rows(reading: RowReader) -> list[Row]:
+    """Good rows, each equally likely to be among them."""
     chance = random.Random(0)
     kept: list[Row | BadRow] = []
     for number, row in enumerate(islice(reading.rows(), MAX_ROWS_READ)):
-        # Reservoir sampling: each row is equally likely to be kept.
         if len(kept) < SAMPLED_ROWS:
             kept.append(row)
         elif (place := chance.randrange(number + 1)) < SAMPLED_ROWS:
             kept[place] = row
-    return [(row, 1.0) for row in kept if isinstance(row, Row)]
+    return [row for row in kept if isinstance(row, Row)]

@@ -102,7 +102,7 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     named = named_sources(read, spec=spec)
     line = open_pipeline(plan, read, named)
     trains = line.sources_of("train")
-    recipes = [recipe_of(line, source, "train") for source in trains]
+    recipes = [recipe_of(line, source) for source in trains]
     difference = trained.difference_to([recipe for recipe, _ in recipes])
     if difference:
         raise TrainedRowsUnknown(difference)

@@ -10,6 +10,7 @@ from functools import cached_property
 from expert.core.errors import Problem
 from expert.core.text import visible
 from expert.manifest.notices import Kind, Notice
+from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import (
     ADAPTERS,
     DPO_LOSSES,
@@ -218,13 +219,21 @@ def _no_effect(manifest: Manifest, found: Findings) -> None:
             found.report("note", path, _DESCRIPTIVE[place])
 
 
+def _start(manifest: Manifest, found: Findings) -> None:
+    config = manifest.training.config
+    if config.start_from is not None and config.adapter_type in ("full", "none", "adalora"):
+        what = f"adapter_type {config.adapter_type} does not start from an adapter"
+        fix = "name the folder of trained weights as the base model, or remove it"
+        found.wrong("training.config.start_from", what, fix)
+
+
 def _preferences(manifest: Manifest, found: Findings) -> None:
     """Keys of preference training, and what it cannot be combined with."""
     config, data = manifest.training.config, manifest.training.dataset
     path, method = "training.config", config.method
     if method not in PREFERENCES:
         for key in ("loss_type", "beta", "label_smoothing", "simpo_gamma", "sft_weight"):
-            if key in config.model_fields_set:
+            if getattr(config, key) != TrainingConfig.model_fields[key].default:
                 found.wrong(
                     f"{path}.{key}", "only for preferences", "set method: dpo, or remove it"
                 )
@@ -239,9 +248,9 @@ def _preferences(manifest: Manifest, found: Findings) -> None:
     if config.label_smoothing and loss not in ("sigmoid", "robust"):
         fix = "remove it, or loss_type: sigmoid"
         found.wrong(f"{path}.label_smoothing", f"has no meaning in the loss {loss}", fix)
-    if "simpo_gamma" in config.model_fields_set and loss != "simpo":
+    if loss != "simpo" and config.simpo_gamma != TrainingConfig.model_fields["simpo_gamma"].default:
         found.wrong(f"{path}.simpo_gamma", "only for method simpo", "remove it")
-    if data.preference_rows != "pairs":
+    if data.preference_rows in ("preferred", "all"):
         what, fix = f"{method} trains on both answers", "remove it, or method: sft"
         found.wrong("training.dataset.preference_rows", what, fix)
     unfit = {
@@ -361,6 +370,8 @@ def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
         for key in ("train", "valid", "test"):
             if getattr(task, key):
                 yield f"training.dataset.tasks.{name}.{key}", getattr(task, key)
+    if manifest.training.config.start_from:
+        yield "training.config.start_from", manifest.training.config.start_from
     for number, prompt in enumerate(manifest.soft_prompts):
         if prompt.path:
             yield f"soft_prompts[{number}].path", prompt.path
@@ -412,5 +423,5 @@ def _paths(manifest: Manifest, found: Findings) -> None:
 
 _RULES = (
     *(_adapter, _models, _steps, _sequences, _kernels, _cadence, _dataset, _prompts),
-    *(_preferences, _no_effect, _names, _paths),
+    *(_preferences, _start, _no_effect, _names, _paths),
 )

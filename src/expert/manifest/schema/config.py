@@ -83,6 +83,9 @@ class TrainingConfig(StrictSection):
     """Dropout before the adapter; auto: that of adapters[0], else 0."""
     target_modules: ModuleList | Literal["all-linear", "auto"] = AUTO
     """Layers that get an adapter; auto: those of adapters[0], else every linear layer."""
+    start_from: Text | None = None
+    """Adapter whose weights training starts from, and which preferences are compared with: a run,
+    or a folder in PEFT's format; null: an untrained one."""
     feedforward_modules: list[Text] = []
     """IA3 only: target modules whose input is scaled instead of their output."""
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 from expert.core.text import counted
 from expert.planning.choose.fastest import (
-    TimedFit,
+    Way,
     choose_capture,
     max_rank_sequences,
     pass_limit,
@@ -21,12 +21,10 @@ from expert.planning.machine.cards import AMPERE
 from expert.planning.memory.fitting import (
     CPU_TOKENS_PER_PASS,
     MARGIN,
-    Fit,
     budget_of,
     estimate_here,
     eval_bytes,
     even_split,
-    fits,
     largest_batch,
     peak_bytes,
 )
@@ -46,44 +44,52 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     if base is None:
         _settle_without_shape(draft, most, sequences)
         return None
-    captured = choose_capture(draft, base, sequences)
-    fit = _with_fewer_micro_batches(draft, captured.way, most)
-    _settle_quantization(draft, fit.work.quantization)
-    _settle_checkpointing(draft, fit, captured.way.checkpointed_for)
-    _advise(draft, fit)
+    way, captured = choose_capture(draft, base, sequences)
+    way = _with_fewer_micro_batches(draft, way, most)
+    _settle_quantization(draft, way.work.quantization)
+    _settle_checkpointing(draft, way)
+    if way.fits:
+        _advise(draft, way.work)
     settle_graphs(draft, captured)
-    work = _settle_micro_batch(
-        draft, fit, (most, pass_limit(draft, base.row_tokens, most)), sequences
-    )
+    limit = pass_limit(draft, base.row_tokens, most)
+    work = _settle_micro_batch(draft, way, most, limit, sequences)
     # Only training sequences are shortened to make whole steps; evaluation uses the full length.
     places = draft["data.max_seq_length"]
     largest = pass_limit(draft, places, LARGEST_EVAL_BATCH)
     rows = _settle_eval_batch(draft, replace(work, row_tokens=places), largest)
     if work.captured:
         work = replace(work, evaluated_rows=rows, evaluated_row_tokens=places)
-    _settle_memory(draft, work)
+    budget, peak = _settle_budget(draft), peak_bytes(draft, work)
+    parts = dict(estimate_here(draft, work))
+    first = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    words = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in first)
+    draft.settle("memory.peak_bytes", peak, f"estimate in GiB: {words}")
+    stored = {**asdict(work), "targets": sorted(work.targets)}
+    draft.settle("memory.workload", stored, "the estimated workload")
+    draft.settle("memory.parts", parts, "estimate by purpose")
+    draft.settle("memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB")
     return work
 
 
-def _with_fewer_micro_batches(draft: PlanDraft, way: TimedFit, most: int) -> Fit:
+def _with_fewer_micro_batches(draft: PlanDraft, way: Way, most: int) -> Way:
     """Offloaded weights are sent to the card for each micro-batch. If that takes longer than
     computing it, every block is checkpointed, provided that makes room for larger micro-batches."""
-    fit, work = way.fit, way.fit.work
+    work = way.work
     free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
-    if not free or not fit.fits or not work.offload or work.rows >= most or way.time is None:
-        return fit
+    if not free or not way.fits or not work.offload or work.rows >= most or way.time is None:
+        return way
     sent = 2 * sum(base_bytes(work))
     if work.is_full_finetune:  # weights for forward and backward, and gradients back
         sent = 3 * MASTER_BYTES * work.shape.parameters
     card = draft.target.card
     speed = SLOT_BYTES_PER_SECOND[card.capability >= AMPERE] if card is not None else math.inf
     if sent / work.shards / speed <= way.time.computing:
-        return fit
+        return way
     work = replace(work, recomputed_blocks=work.shape.layers)
     rows = largest_batch(draft, work, most, int(MARGIN * budget_of(draft)))
-    if rows <= fit.work.rows:
-        return fit
-    return Fit(replace(work, rows=rows, accumulates=rows < most), True)
+    if rows <= way.work.rows:
+        return way
+    return replace(way, work=replace(work, rows=rows, accumulates=rows < most))
 
 
 def _gib(draft: PlanDraft) -> str:
@@ -113,56 +119,52 @@ def _settle_quantization(draft: PlanDraft, chosen: str) -> None:
         draft.settle(path, asked if asked in ("bf16", "fp16") else chosen, SET, "manifest")
 
 
-def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
-    """`rows`: the micro-batch size that blocks are checkpointed for."""
-    layers, count = fit.work.shape.layers, fit.work.recomputed_blocks
+def _settle_checkpointing(draft: PlanDraft, way: Way) -> None:
+    layers, count = way.work.shape.layers, way.work.recomputed_blocks
     kind = "none" if count == 0 else ("full" if count == layers else "selective")
-    asked, measured = draft.config.gradient_checkpointing, draft.measured(CHECKPOINTING)
+    asked = draft.config.gradient_checkpointing
     because = f"everything fits {_gib(draft)} without it"
     source: Source = "machine"
     if asked != "auto":
         because, source = SET, "manifest"
-    elif measured is not None and measured[0] == kind:
-        because, source = measured[1], "measurement"
-    elif not fit.fits:
+    elif not way.fits:
         because = f"even checkpointing every block does not fit {_gib(draft)}"
-    elif fit.work.offload and count == layers and fit.work.rows > 1:
+    elif way.work.offload and count == layers and way.work.rows > 1:
         because = "sending weights takes longer than computing: a larger micro-batch sends less"
     elif count:
-        rows = fit.work.rows if draft.config.micro_batch_size != "auto" else rows
+        free = draft.config.micro_batch_size == "auto"
+        rows = way.checkpointed_for if free else way.work.rows
         because = f"as few blocks as needed to fit a micro-batch of {rows} in {_gib(draft)}"
     draft.settle(CHECKPOINTING, kind, because, source)
     draft.settle("kernels.recomputed_blocks", count, because, source)
 
 
-def _advise(draft: PlanDraft, fit: Fit) -> None:
+def _advise(draft: PlanDraft, fitting: Workload) -> None:
     """Advise on what the manifest gives up needlessly, with changes that fit together."""
-    if not fit.fits:
-        return
-    work, budget = replace(fit.work, rows=1), budget_of(draft)
+    work, budget = replace(fitting, rows=1), budget_of(draft)
     recomputes = draft.config.gradient_checkpointing != "auto" and work.recomputed_blocks > 0
     kept = replace(work, recomputed_blocks=0)
-    if recomputes and fits(draft, kept):
+    if recomputes and peak_bytes(draft, kept) <= budget:
         work = kept
-        rows = largest_batch(draft, work, fit.work.rows, budget)
+        rows = largest_batch(draft, work, fitting.rows, budget)
         text = f"a micro-batch of {rows} fits without it: gradient_checkpointing: false"
         draft.advise(CHECKPOINTING, f"{text} is up to 1.4x faster")
     plain = replace(work, quantization="none")
-    if draft.model.quantization in ("int4", "int8") and draft.on_gpu and fits(draft, plain):
-        rows = largest_batch(draft, plain, fit.work.rows, budget)
+    quantised = draft.on_gpu and draft.model.quantization in ("int4", "int8")
+    if quantised and peak_bytes(draft, plain) <= budget:
+        rows = largest_batch(draft, plain, fitting.rows, budget)
         text = f"the base fits {_gib(draft)} unquantised with a micro-batch of {rows}"
         text += ": quantization: none is faster and more precise"
         draft.advise("model.quantization", text)
 
 
 def _settle_micro_batch(
-    draft: PlanDraft, fit: Fit, bounds: tuple[int, int], sequences: int | None
+    draft: PlanDraft, way: Way, most: int, limit: int, sequences: int | None
 ) -> Workload:
-    """`bounds`: a rank's sequences per step, and how many are worth computing in one pass."""
-    most, limit = bounds
+    """`most`: a rank's sequences per step; `limit`: how many are worth computing in one pass."""
     whole = "a whole step" if draft.cluster.ranks == 1 else "a rank's share of a step"
     path, gib = "batch.micro_batch", _gib(draft)
-    largest, asked = fit.work.rows, draft.config.micro_batch_size
+    largest, asked = way.work.rows, draft.config.micro_batch_size
     source: Source = "machine"
     if asked != "auto":
         micro, because, source = asked, SET, "manifest"
@@ -181,17 +183,13 @@ def _settle_micro_batch(
         elif largest == limit:
             because = f"a CPU is fastest with about {CPU_TOKENS_PER_PASS:,} tokens per micro-batch"
         micro, _ = even_split(share, largest, on_gpu=draft.on_gpu)
-        measured = draft.measured(path)
-        if measured is not None and fit.fits and measured[0] < micro:
-            micro, _ = even_split(share, measured[0], on_gpu=draft.on_gpu)
-            because, source = f"a micro-batch of {measured[0]} was {measured[1]}", "measurement"
-    if not fit.fits:
+    if not way.fits:
         because = f"not even this fits {gib}"
     draft.settle(path, micro, because, source)
     _settle_accumulation(draft, sequences, micro)
     rows = min(micro, most)  # before rows are counted, memory is planned for the expected number
     accumulates = sequences is None or rows < draft.cluster.share_of(sequences)
-    return replace(fit.work, rows=rows, accumulates=accumulates)
+    return replace(way.work, rows=rows, accumulates=accumulates)
 
 
 def _settle_accumulation(draft: PlanDraft, sequences: int | None, micro: int) -> None:
@@ -245,18 +243,6 @@ def _settle_budget(draft: PlanDraft) -> int:
     else:
         draft.settle("memory.cap_bytes", None, "no limit is set")
     return budget
-
-
-def _settle_memory(draft: PlanDraft, work: Workload) -> None:
-    budget, peak = _settle_budget(draft), peak_bytes(draft, work)
-    parts = dict(estimate_here(draft, work))
-    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
-    words = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in largest)
-    draft.settle("memory.peak_bytes", peak, f"estimate in GiB: {words}")
-    stored = {**asdict(work), "targets": sorted(work.targets)}
-    draft.settle("memory.workload", stored, "the estimated workload")
-    draft.settle("memory.parts", parts, "estimate by purpose")
-    draft.settle("memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB")
 
 
 def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) -> None:

@@ -23,16 +23,9 @@ def choose_fused_blocks(
 ) -> float | None:
     """As fast as compiled blocks from the first step, with less memory: chosen wherever possible.
     Returns the expected training time with them, if known."""
-    asked, kept, measured = (
-        draft.config.fused_blocks,
-        draft.kept.fused_blocks,
-        draft.measured(FUSED),
-    )
-    if asked == "auto" and kept is False:
+    asked = draft.config.fused_blocks
+    if asked == "auto" and draft.kept.fused_blocks is False:
         draft.settle(FUSED, False, KEPT)
-        return None
-    if asked == "auto" and kept is None and measured is not None and not measured[0]:
-        draft.settle(FUSED, *measured, "measurement")
         return None
     obstacle = _cannot_fuse(draft) or ("" if work is not None else draft.resolved.shape_from)
     if not obstacle and work is not None:
@@ -42,8 +35,8 @@ def choose_fused_blocks(
             flashes = draft.packed and draft["kernels.precision"] != "fp32"
             attention = "flash" if flashes else "sdpa"
         fused = replace(work, fused_blocks=True, attention=attention)
-        way = choose_capture(draft, fused, sequences).way
-        if not way.fit.work.is_sharded:
+        way, _ = choose_capture(draft, fused, sequences)
+        if not way.work.is_sharded:
             because = "as fast as compiled blocks on an H200, without the time to compile"
             chosen = draft.choose(FUSED, "fused_blocks", True, because)
             seconds = (draft["length.total_steps"] or math.nan) * way.step_seconds
@@ -79,7 +72,9 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     """Per-block compilation where it pays; `sequences`: per step, if known."""
     config = draft.config
     padded = not draft.packed and not draft.is_char_model  # character blocks have one length
-    obstacle = _cannot_compile(draft)
+    obstacle = "" if draft.on_gpu else "compiling is not worth it on a CPU"
+    if draft.on_gpu and not draft.has_capability(VOLTA):
+        obstacle = f"{draft.card_label} is older than Triton supports (7.0)"
     if config.torch_compile != "auto":
         draft.settle(COMPILE, config.torch_compile, SET, "manifest")
         if config.torch_compile and obstacle:
@@ -102,28 +97,17 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     draft.settle_from_config("kernels.compile_backend", "torch_compile_backend")
 
 
-def _cannot_compile(draft: PlanDraft) -> str:
-    """Why compilation does not work or pay here at all, or ""."""
-    if not draft.on_gpu:
-        return "compiling is not worth it on a CPU"
-    if not draft.has_capability(VOLTA):
-        return f"{draft.card_label} is older than Triton supports (7.0)"
-    return ""
-
-
 def _compile_if_it_pays(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
     """Compile if the whole run ends sooner, compile time included, by the table of rates."""
-    measured, steps, rows = draft.measured(COMPILE), draft["length.total_steps"], draft.survey.rows
+    steps, rows = draft["length.total_steps"], draft.survey.rows
     eager = compiled = math.inf
     if work is not None and steps and draft["length.tokens_per_epoch"]:
         eager, compiled = (
-            steps * choose_capture(draft, replace(work, compiled=on), sequences).way.step_seconds
+            steps * choose_capture(draft, replace(work, compiled=on), sequences)[0].step_seconds
             for on in (False, True)
         )
     known, total = math.isfinite(eager + compiled), compiled + COLD_COMPILE
-    if measured is not None and (not measured[0] or not known or total < eager):
-        draft.settle(COMPILE, *measured, "measurement")
-    elif known:
+    if known:
         because = f"about {total:.0f} s compiled, {COLD_COMPILE:.0f} s of it compiling, and "
         because += f"{eager:.0f} s uncompiled"
         packed = draft.packed_rows

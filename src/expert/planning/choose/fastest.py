@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
 from expert.planning.choose.length import peak_flops, total_tokens
@@ -26,7 +25,6 @@ from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import (
     CPU_TOKENS_PER_PASS,
     MARGIN,
-    Fit,
     budget_of,
     even_split,
     find_fit,
@@ -56,12 +54,14 @@ NOT_ENOUGH_MEMORY = "too little memory: captured passes keep theirs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedFit:
-    """A fitting workload, its passes per step, and the seconds of one; None if unknown."""
+class Way:
+    """A way through a step: a workload with as many rows as fit, or the smallest one."""
 
-    fit: Fit
+    work: Workload
+    fits: bool
     passes: int
     time: PassSeconds | None
+    """Of one pass; None if unknown."""
     checkpointed_for: int = 1
     """The micro-batch size that blocks are checkpointed for."""
 
@@ -70,27 +70,21 @@ class TimedFit:
         return self.passes * self.time.seconds if self.time is not None else math.inf
 
 
-class Capture(NamedTuple):
-    """Whether passes are captured, why, and the resulting way through a step."""
-
-    way: TimedFit
-    value: bool
-    because: str
-    source: Source
+Capture = tuple[bool, str, Source]
+"""Whether passes are captured, why, and the source of that choice."""
 
 
-def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> Capture:
-    """Capture if the manifest says so, or if the GPU would wait for its host. `base`: compiled or
-    not. Settles nothing."""
-    asked, plain = draft.config.use_cuda_graphs, fastest_fit(draft, base, sequences)
+def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> tuple[Way, Capture]:
+    """The way through a step, captured if the manifest says so or if the GPU would wait for its
+    host. `base`: compiled or not. Settles nothing."""
+    asked, plain = draft.config.use_cuda_graphs, _fastest(draft, base, sequences)
 
-    def no(because: str) -> Capture:
-        return Capture(plain, False, because, "fallback" if asked is True else "machine")
+    def no(because: str) -> tuple[Way, Capture]:
+        return plain, (False, because, "fallback" if asked is True else "machine")
 
     if asked is False:
-        return Capture(plain, False, SET, "manifest")
-    obstacle = _obstacle_of(draft, plain.fit.work)
-    if obstacle:
+        return plain, (False, SET, "manifest")
+    if obstacle := _obstacle_of(draft, plain.work):
         return no(obstacle)
     flat = not base.compiled and captured_flat(draft, base.attention)
     evaluated = evaluated_sequences(draft)
@@ -101,28 +95,23 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
         evaluated_rows=evaluated and evaluated[0],
         evaluated_row_tokens=draft["data.max_seq_length"],
     )
-    way = fastest_fit(draft, captured, sequences)
+    way = _fastest(draft, captured, sequences)
     # It must fit with the same quantisation and engine, and be possible to capture.
-    work, before = way.fit.work, plain.fit.work
-    has_room = way.fit.fits or not plain.fit.fits
+    work, before = way.work, plain.work
+    has_room = way.fits or not plain.fits
     has_room &= (work.quantization, work.engine) == (before.quantization, before.engine)
     has_room &= not _obstacle_of(draft, work)
-    measured = draft.measured(GRAPHS)
     if asked is True:
-        return Capture(way, True, SET, "manifest") if has_room else no(NOT_ENOUGH_MEMORY)
+        return (way, (True, SET, "manifest")) if has_room else no(NOT_ENOUGH_MEMORY)
     if draft.config.deterministic:
         return no("a resumed run starts uncaptured: the bits might differ")
-    if measured is not None and measured[0] and not has_room:
-        return no(NOT_ENOUGH_MEMORY)
-    if measured is not None:
-        return Capture(way if measured[0] else plain, *measured, "measurement")
     if plain.time is None:
         return no("the compute time of a pass is not known")
     computing, launching = 1e3 * plain.time.computing, 1e3 * plain.time.launching
     times = f"about {computing:.0f} ms of compute, {launching:.0f} ms of launches per pass"
     saved = 1 - way.step_seconds / plain.step_seconds
     if has_room and way.step_seconds < WORTH * plain.step_seconds:
-        return Capture(way, True, f"expected to save {saved:.0%} of the time: {times}", "machine")
+        return way, (True, f"expected to save {saved:.0%} of the time: {times}", "machine")
     if WORTH * launching <= computing:
         return no(f"the host keeps up: {times}")
     return no(f"{NOT_ENOUGH_MEMORY}; what still fits is no faster ({times})")
@@ -133,7 +122,7 @@ def settle_graphs(draft: PlanDraft, chosen: Capture | None) -> None:
     captured only if the manifest says so."""
     asked = draft.config.use_cuda_graphs
     if chosen is not None:
-        value, because, source = chosen[1:]
+        value, because, source = chosen
     else:
         recomputes, compiled = draft["kernels.checkpointing"] != "none", draft["kernels.compile"]
         engine = draft["parallel.engine"]
@@ -164,7 +153,7 @@ def _obstacle(draft: PlanDraft, *, engine: str, recomputes: bool, compiled: bool
     adapter = ADAPTERS.get(draft.config.adapter_type)
     if adapter is not None and adapter.not_captured:
         return adapter.not_captured
-    if recomputes and _uses_dropout(draft):
+    if recomputes and _draws_random_numbers(draft):
         return "checkpointed blocks with dropout save the random state, which a graph cannot"
     mode = draft.config.torch_compile_mode
     if compiled and mode in ("reduce-overhead", "max-autotune"):
@@ -172,8 +161,8 @@ def _obstacle(draft: PlanDraft, *, engine: str, recomputes: bool, compiled: bool
     return ""
 
 
-def _uses_dropout(draft: PlanDraft) -> bool:
-    """Whether blocks draw random numbers; the character model has its own dropout."""
+def _draws_random_numbers(draft: PlanDraft) -> bool:
+    """Whether blocks use dropout; the character model has its own."""
     shape = draft.model.architecture
     return bool(draft["adapter.dropout"] or (shape is not None and shape.dropout))
 
@@ -181,31 +170,37 @@ def _uses_dropout(draft: PlanDraft) -> bool:
 # --- the fastest micro-batch ---------------------------------------------------------------------
 
 
-def fastest_fit(draft: PlanDraft, base: Workload, sequences: int | None) -> TimedFit:
+def _fastest(draft: PlanDraft, base: Workload, sequences: int | None) -> Way:
     """The fastest way that fits, compiled and captured or not as in `base`: with what fits without
     giving anything up, or with a larger micro-batch and more checkpointed blocks. `sequences`: per
     step, if known."""
     most, config = max_rank_sequences(draft, sequences), draft.config
-    fit = find_fit(draft, base, most, limit=pass_limit(draft, base.row_tokens, most))
-    way = best = _timed(draft, fit, most)
-    measured = draft.measured("kernels.checkpointing") or draft.measured("batch.micro_batch")
-    free = config.gradient_checkpointing == config.micro_batch_size == "auto" and not measured
-    if not free or not fit.fits or way.time is None or fit.work.is_sharded:
+
+    def timed(work: Workload, *, fits: bool, rows: int = 1) -> Way:
+        micro, passes = even_split(most, work.rows, on_gpu=draft.on_gpu)
+        time = pass_seconds_of(draft, replace(work, rows=micro), passes)
+        return Way(work=work, fits=fits, passes=passes, time=time, checkpointed_for=rows)
+
+    limit = pass_limit(draft, base.row_tokens, most)
+    smallest, fits = find_fit(draft, base, most, limit=limit)
+    way = best = timed(smallest, fits=fits)
+    free = config.gradient_checkpointing == config.micro_batch_size == "auto"
+    if not free or not fits or way.time is None or smallest.is_sharded:
         return way
-    if fit.work.captured and _uses_dropout(draft):  # then blocks cannot be checkpointed
+    if smallest.captured and _draws_random_numbers(draft):  # blocks cannot be checkpointed
         return way
     budget = int(MARGIN * budget_of(draft))
-    for rows in _more_rows(draft, fit.work.rows, most):
-        work = replace(fit.work, rows=rows, accumulates=rows < most, recomputed_blocks=0)
+    for rows in _more_rows(draft, smallest.rows, most):
+        work = replace(smallest, rows=rows, accumulates=rows < most, recomputed_blocks=0)
         work = with_fewest_checkpointed(draft, work, budget)
         if peak_bytes(draft, work) > budget or not has_host_memory(draft, work):
             break
-        other = _timed(draft, Fit(work, True), most)
-        micro = even_split(most, best.fit.work.rows, on_gpu=draft.on_gpu)[0]
-        taken = peak_bytes(draft, replace(best.fit.work, rows=micro))
+        other = timed(work, fits=True, rows=rows)
+        micro = even_split(most, best.work.rows, on_gpu=draft.on_gpu)[0]
+        taken = peak_bytes(draft, replace(best.work, rows=micro))
         unused = taken < LITTLE_USED * budget_of(draft)
         if other.step_seconds < (AS_FAST if unused else WORTH) * best.step_seconds:
-            best = replace(other, checkpointed_for=rows)
+            best = other
     return best
 
 
@@ -256,13 +251,6 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     return min(float(work.tokens), of_a_pass)
 
 
-def _timed(draft: PlanDraft, fit: Fit, most: int) -> TimedFit:
-    rows, passes = even_split(most, fit.work.rows, on_gpu=draft.on_gpu)
-    return TimedFit(
-        fit=fit, passes=passes, time=pass_seconds_of(draft, replace(fit.work, rows=rows), passes)
-    )
-
-
 def _more_rows(draft: PlanDraft, rows: int, most: int) -> Iterator[int]:
     """Larger micro-batch sizes that divide a step evenly, ascending: first one by one, then
     doubling."""
@@ -288,36 +276,32 @@ def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
         total_tokens(draft),
     )
     passes = draft["batch.accumulation"] or 1
+    card = draft.target.card
     time = pass_seconds_of(draft, work, passes) if work is not None else None
     if work is None:
         draft.unknown(draft.resolved.shape_from, path)
     elif not steps or not tokens:
         empty = draft["length.rows"] == 0
         draft.unknown("there are no rows" if empty else draft.survey.because, path)
-    elif draft.card_key != MEASURED_CARD or work.engine != "single" or time is None:
+    elif not card or card.slug != MEASURED_CARD or work.engine != "single" or time is None:
         draft.settle(path, None, "unknown until it runs: only single H200 cards were measured")
     else:
         least, most = EXPECTED
         if time.launching > time.computing:
             most = WAITING_FOR_LAUNCHES
         trained = steps * passes * time.seconds
-        trained *= 1 + EVALUATION * _evaluated_tokens(draft, steps) / tokens
+        held_out = (draft.survey.tokens or 0) * draft.dataset.validation_split
+        if draft.dataset.validation_path:
+            file = local_path(draft.dataset.validation_path, draft.folder)
+            held_out = survey_file(file).tokens or 0
+        strategy, every = draft["watch.evaluation_strategy"], draft["watch.eval_steps"]
+        epochs = steps / draft["length.steps_per_epoch"] / draft["watch.eval_every_epochs"]
+        times = 0 if strategy == "no" else max(1, math.ceil(epochs))
+        if strategy == "steps" and every:
+            times = steps // every + 1
+        trained *= 1 + EVALUATION * times * held_out / tokens
         compiling = COLD_COMPILE if work.compiled else 0.0
         shortest = START_SECONDS[0] + 0.4 * compiling + least * trained
         longest = START_SECONDS[1] + 1.3 * compiling + most * trained
         because = "estimated from runs on an H200, without preparing the rows"
         draft.settle(path, (shortest, longest), because)
-
-
-def _evaluated_tokens(draft: PlanDraft, steps: int) -> float:
-    """Tokens of all evaluations of the run together."""
-    data, strategy = draft.dataset, draft["watch.evaluation_strategy"]
-    every, per_epoch = draft["watch.eval_steps"], draft["length.steps_per_epoch"]
-    if strategy == "no":
-        return 0.0
-    tokens = (draft.survey.tokens or 0) * data.validation_split
-    if data.validation_path:
-        tokens = survey_file(local_path(data.validation_path, draft.folder)).tokens or 0
-    if strategy == "steps" and every:
-        return float(tokens * (steps // every + 1))
-    return float(tokens * max(1, math.ceil(steps / per_epoch / draft["watch.eval_every_epochs"])))

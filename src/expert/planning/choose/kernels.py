@@ -139,9 +139,6 @@ def _attention(draft: PlanDraft, fused_seconds: float | None) -> tuple[str, str,
         own = config.attention != "auto"
         because = SET if own else "flash_attention_2 in the manifest; torch's own flash kernels"
         return asked, because, "manifest"
-    measured = _measured_attention(draft)
-    if measured is not None and (measured[0] != "flash" or flashes):
-        return *measured, "measurement"
     if not packed:
         return "sdpa", "rows are not packed: SDPA picks its fastest kernel", "machine"
     known = draft.packed_rows
@@ -177,25 +174,11 @@ def _why_not_flash4(draft: PlanDraft) -> str:
     return "it does not work in compiled blocks" if draft["kernels.compile"] else ""
 
 
-def _measured_attention(draft: PlanDraft) -> tuple[str, str] | None:
-    """The fastest in a benchmark with blocks compiled or not as here; never eager, which takes too
-    much memory."""
-    measured, then = draft.measured("kernels.attention"), draft.measured("kernels.compile")
-    if measured is None or measured[0] == "eager":
-        return None
-    able = measured[0] == "sdpa" or (draft.packed and draft.has_capability(AMPERE))
-    return measured if able and draft["kernels.compile"] == bool(then and then[0]) else None
-
-
 def choose_optimizer(draft: PlanDraft) -> None:
     """Fused AdamW on a GPU, or the requested optimizer."""
-    path, key = "optim.optimizer", "optim"
-    plain = ("adamw_torch_fused", "one kernel for all weights")
-    measured = draft.measured(path)
-    if measured is not None:
-        draft.choose(path, key, *measured, "measurement")
-    else:
-        draft.choose(path, key, *(plain if draft.on_gpu else ("adamw_torch", "no GPU")))
+    fused = ("adamw_torch_fused", "one kernel for all weights")
+    chosen = fused if draft.on_gpu else ("adamw_torch", "no GPU")
+    draft.choose("optim.optimizer", "optim", *chosen)
 
 
 def choose_loss_chunk(draft: PlanDraft) -> None:

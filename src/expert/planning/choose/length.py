@@ -19,18 +19,6 @@ CACHE_BYTES_PER_TOKEN = 5
 CACHE_BYTES_PER_ROW = 16
 
 
-def _whole_training_rows(draft: PlanDraft, length: int) -> int | None:
-    """Rows to train on: a share may go to validation, a corpus is cut into blocks."""
-    rows = draft.survey.rows
-    if rows is None and draft.is_char_model and draft.survey.tokens:
-        rows = draft.survey.tokens // length
-    if rows is None:
-        return None
-    if not draft.has_validation_file and rows > 1:  # a single row is never held out
-        rows -= math.ceil(rows * Fraction(str(draft.dataset.validation_split)))
-    return max(rows, 0)
-
-
 def settle_length(draft: PlanDraft) -> None:
     """Rows, tokens and steps: as prepared, or as far as the data can be counted."""
     length, survey, known = draft["data.max_seq_length"], draft.survey, draft.survey.packed
@@ -38,7 +26,13 @@ def settle_length(draft: PlanDraft) -> None:
     limit, epochs = draft.config.max_steps or None, draft.config.epochs
     draft.settle_from_config(MAX_STEPS, "max_steps", limit)
     examples = draft["batch.examples_per_update"]
-    whole = rows = _whole_training_rows(draft, length)
+    # A share may go to validation, and a corpus is cut into blocks.
+    whole = survey.rows
+    if whole is None and draft.is_char_model and survey.tokens:
+        whole = survey.tokens // length
+    if whole and whole > 1 and not draft.has_validation_file:  # a single row is never held out
+        whole -= math.ceil(whole * Fraction(str(draft.dataset.validation_split)))
+    rows = whole = None if whole is None else max(whole, 0)
     if draft.packed_rows is not None:
         rows = draft.packed_rows.rows
     elif rows is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from expert.core.text import counted, gib
 from expert.manifest.schema.kinds import OPTIMIZERS, SPLITS_WEIGHTS
-from expert.planning.decisions import Remark, Source
+from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import (
     budget_of,
@@ -19,7 +19,6 @@ from expert.planning.memory.shards import checkpoint_bytes
 from expert.planning.memory.workload import Workload
 
 DEFAULT = "the default"
-RANKS_PATH = "parallel.ranks"
 
 
 def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
@@ -47,24 +46,26 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
     because = "ranks that hold one copy of the weights together"
     draft.settle("parallel.shard_ranks", shards, because if shards > 1 else DEFAULT)
     _settle_offload(draft, work)
+    gathered, waiting = (0, 0)
     if work is not None:
-        _warn_of_gathering(draft, work)
-    if engine in SPLITS_WEIGHTS and cluster.ranks > 1:
-        _settle_optimizer(draft, work)
-
-
-def _settle_optimizer(draft: PlanDraft, work: Workload | None) -> None:
-    """Replace an optimizer that cannot be sharded where all weights are trained and sharded."""
-    path = "optim.optimizer"
-    asked = draft[path]
-    because = OPTIMIZERS[asked].not_shardable
-    if not because or draft["adapter.type"] != "full":
-        return
-    plain = "adamw_torch_fused" if draft.on_gpu else "adamw_torch"
-    taken = work.optimizer if work is not None else plain
-    del draft.decisions[path]
-    draft.settle(path, taken, because)
-    draft.supersede(path, f"optim: {asked}: {because}; {taken} takes 8 bytes per weight, sharded")
+        gathered, waiting = checkpoint_bytes(work), host_bytes_of_node(draft, work)
+    free = draft.target.host_bytes
+    if gathered and free is not None and gathered + waiting > free:
+        beside = f" beside the {gib(waiting)} that are offloaded" if waiting else ""
+        text = f"rank 0 gathers a checkpoint in the memory of its machine: {gib(gathered)}{beside},"
+        text += f" and {gib(free)} are free  (train an adapter, or use a machine with more memory)"
+        draft.warn("parallel.shard_ranks", text)
+    # An optimizer that cannot be sharded is replaced where all weights are trained and sharded.
+    optimizer, path = draft["optim.optimizer"], "optim.optimizer"
+    obstacle = OPTIMIZERS[optimizer].not_shardable
+    shards_all = engine in SPLITS_WEIGHTS and cluster.ranks > 1 and draft["adapter.type"] == "full"
+    if obstacle and shards_all:
+        plain = "adamw_torch_fused" if draft.on_gpu else "adamw_torch"
+        taken = work.optimizer if work is not None else plain
+        del draft.decisions[path]
+        draft.settle(path, taken, obstacle)
+        text = f"optim: {optimizer}: {obstacle}; {taken} takes 8 bytes per weight, sharded"
+        draft.supersede(path, text)
 
 
 def _engine_reason(draft: PlanDraft, work: Workload | None) -> tuple[str, Source]:
@@ -103,34 +104,12 @@ def _settle_offload(draft: PlanDraft, work: Workload | None) -> None:
         draft.warn("parallel.host_bytes", text)
 
 
-def _warn_of_gathering(draft: PlanDraft, work: Workload) -> None:
-    """Warn if the machine of rank 0 has no room to gather a checkpoint."""
-    gathered, waiting = checkpoint_bytes(work), host_bytes_of_node(draft, work)
-    free = draft.target.host_bytes
-    if not gathered or free is None or gathered + waiting <= free:
-        return
-    beside = f" beside the {gib(waiting)} that are offloaded" if waiting else ""
-    text = (
-        f"rank 0 gathers a checkpoint in the memory of its machine: {gib(gathered)}{beside}, and "
-        f"{gib(free)} are free  (train an adapter, or use a machine with more memory)"
-    )
-    draft.warn("parallel.shard_ranks", text)
-
-
 def warn_of_idle_ranks(draft: PlanDraft) -> None:
-    sequences = draft["batch.sequences_per_update"]
-    remark = sequences and too_few_sequences(
-        draft.cluster.ranks, sequences, draft["batch.examples_per_update"]
-    )
-    if remark:
-        draft.remarks.append(remark)
-
-
-def too_few_sequences(ranks: int, sequences: int, examples: int) -> Remark | None:
-    """The warning if a step has fewer sequences than there are ranks."""
-    if ranks <= sequences:
-        return None
-    fills, waiting = math.ceil(examples * ranks / sequences), ranks - sequences
-    text = f"a step has {counted(sequences, 'sequence')} for {ranks} ranks: {waiting} of them have "
-    text += f"nothing to compute; batch_size: {fills} (rows of a step) would fill them"
-    return Remark.warning(RANKS_PATH, text)
+    """Warn if a step has fewer sequences than there are ranks."""
+    sequences, ranks = draft["batch.sequences_per_update"], draft.cluster.ranks
+    if not sequences or ranks <= sequences:
+        return
+    fills = math.ceil(draft["batch.examples_per_update"] * ranks / sequences)
+    text = f"a step has {counted(sequences, 'sequence')} for {ranks} ranks: {ranks - sequences} of "
+    text += f"them have nothing to compute; batch_size: {fills} (rows of a step) would fill them"
+    draft.warn("parallel.ranks", text)

@@ -1,8 +1,7 @@
 """The one table of speeds that plans are based on: runs on an H200, by model size and kernels.
 
 It decides whether blocks are compiled and passes captured, the micro-batch size and the expected
-time; nothing else guesses a speed. What `expert benchmark` found to be fastest on a card takes
-precedence (planning/measurements.py).
+time; nothing else guesses a speed.
 """
 
 from __future__ import annotations

@@ -7,25 +7,30 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import read_json
-from expert.core.text import counted
+from expert.core.text import counted, percent
 from expert.manifest.schema.kinds import ADAPTERS, PREFERENCES, SCHEDULES, takes
 from expert.manifest.schema.manifest import Adapter, CharGptShape
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
 from expert.planning.models.shapes import PROJECTIONS
-from expert.planning.run_plan import EVALUATION_SHARE
+from expert.planning.run_plan import ObjectivePlan
 
 DEFAULT_RANK = 16
 # Layers that some Llama-like models have instead of, or in addition to, the usual seven.
 FUSED_PROJECTIONS = {"qkv_proj", "gate_up_proj", "embed_tokens", "lm_head"}
+MOST_ADAM_RATE, LEAST_RATE, MOST_WARMUP = 0.1, 1e-8, 0.9
+TOTAL = "length.total_steps"
 FULL_RATE = 2e-5
 PROMPT_RATE = 5e-3
 SCRATCH_RATE = 1e-3
+ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FACTOR = 10
 """In preference training, the usual rate of an adapter over that of all weights."""
 SECONDS_WITHOUT_PROGRESS, SECONDS_TO_COMPILE = 60.0, 600.0
 EVALUATED_TIME, LEAST_EVALUATED_ROWS = 0.1, 32
+EVALUATION_SHARE = 1 / 3
+"""Cost of evaluating as many rows as in a step: only the forward, the backward takes twice that."""
 DEFAULT_WARMUP_RATIO = 0.03
 STREAMED_SAVE_STEPS = 500
 NEEDS_END = "needs the total number of steps, which a stream does not have"
@@ -68,10 +73,6 @@ def settle_model(draft: PlanDraft) -> None:
     else:
         asked = shape.model_dump() if shape else None
         draft.settle("model.architecture", asked, SET if shape else "char-gpt only", "manifest")
-    _settle_template(draft)
-
-
-def _settle_template(draft: PlanDraft) -> None:
     path, place = "model.prompt_template", draft.resolved.place
     if draft.is_char_model:
         draft.settle(path, None, "plain text has no turns")
@@ -103,6 +104,8 @@ def settle_objective(draft: PlanDraft) -> None:
     kind = PREFERENCES.get(config.method)
     draft.settle_from_config("objective.method", "method")
     if kind is None:
+        for name, value in ObjectivePlan().model_dump(exclude={"method"}).items():
+            draft.settle(f"objective.{name}", value, f"{config.method} has none", "manifest")
         return
     because = f"usual for {config.method}"
     draft.choose("objective.loss", "loss_type", kind.loss, because, "preset")
@@ -147,6 +150,10 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
         feedforward = config.feedforward_modules or released.feedforward_modules or []
         because = f"{kind} layers scaled at their input"
     draft.settle("adapter.feedforward_modules", feedforward, because, "manifest")
+    start = Path(draft.folder, config.start_from).absolute() if config.start_from else None
+    if start is not None and not (start / ADAPTER_CONFIG).is_file():
+        start = start / "final"  # of a run
+    draft.settle_from_config("adapter.start", "start_from", str(start) if start else None)
     keys = {"name", "tokens", "init_method", "init_text"}
     prompts = [prompt.model_dump(include=keys) for prompt in draft.manifest.soft_prompts]
     because = "soft_prompts of the manifest" if prompts else "none asked for"
@@ -154,17 +161,12 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
     targets = draft["adapter.target_modules"]
     listed = targets if isinstance(targets, list) else []
     names = frozenset(target.rsplit(".", 1)[-1] for target in listed)
-    _warn_of_unknown_targets(draft, names)
-    return rank, names
-
-
-def _warn_of_unknown_targets(draft: PlanDraft, names: frozenset[str]) -> None:
-    """A misspelt layer gets no adapter. Only Llama-like models are sure to have these names."""
-    shape = draft.resolved.shape
-    unknown = sorted(names - set(PROJECTIONS) - FUSED_PROJECTIONS)
+    # A misspelt layer gets no adapter. Only Llama-like models are sure to have these names.
+    unknown, shape = sorted(names - set(PROJECTIONS) - FUSED_PROJECTIONS), draft.resolved.shape
     if shape is not None and shape.gated_mlp and unknown:
         text = f"no known layer is called {', '.join(unknown)}; usual are {', '.join(PROJECTIONS)}"
         draft.warn("adapter.target_modules", text)
+    return rank, names
 
 
 def settle_optimisation(draft: PlanDraft) -> None:
@@ -180,14 +182,9 @@ def settle_optimisation(draft: PlanDraft) -> None:
         rate = preference.full_rate * (1 if kind == "full" else ADAPTER_FACTOR)
         because = f"usual for {config.method} with {kind}"
     draft.choose("optim.learning_rate", "learning_rate", rate, because, "preset")
-    _settle_schedule(draft)
     draft.settle_from_config("optim.max_grad_norm", "max_grad_norm", config.max_grad_norm or 0.0)
-
-
-def _settle_schedule(draft: PlanDraft) -> None:
-    """The schedule and its warm-up. A stream without max_steps has no last step: a constant rate
-    replaces a default schedule; one that the manifest names is refused when it is run."""
-    config = draft.config
+    # A stream without max_steps has no last step: a constant rate replaces a default schedule; one
+    # that the manifest names is refused when it is run.
     endless = draft.dataset.streaming and not config.max_steps
     because = "a stream has no last step; set max_steps"
     needs_end = {
@@ -239,6 +236,35 @@ AS_WRITTEN = {
 """Plan values that are keys of training.config as written."""
 
 
+def warn_of_settings(draft: PlanDraft) -> None:
+    """Warn about values of the plan that hardly anyone means: far beyond any published run, since a
+    warning that is often wrong is ignored."""
+    rate, name, total = draft["optim.learning_rate"], draft["optim.optimizer"], draft[TOTAL]
+    if rate >= MOST_ADAM_RATE and "sgd" not in name:
+        draft.warn("optim.learning_rate", f"{rate:g} makes nearly every run with {name} diverge")
+    if rate < LEAST_RATE:
+        draft.warn("optim.learning_rate", f"{rate:g} is so small that hardly a weight changes")
+    for option in ("min_lr", "lr_end"):
+        least = draft["optim.scheduler_options"].get(option)
+        if least is not None and least > rate:
+            text = f"{option} {least:g} is above the learning rate of {rate:g}: the rate rises"
+            draft.warn("optim.scheduler_options", text)
+    warmup, ratio = draft["optim.warmup_steps"], draft["optim.warmup_ratio"]
+    never = "the learning rate never reaches its peak"
+    if ratio is not None and ratio > MOST_WARMUP:
+        draft.warn("optim.warmup_ratio", f"{percent(ratio)} of the run is warm-up: {never}")
+    if total is None:
+        return
+    if warmup is not None and warmup > total:
+        text = f"{warmup} steps are more than the {total} of the whole run: {never}"
+        draft.warn("optim.warmup_steps", text)
+    for path in ("watch.eval_steps", "watch.save_steps"):
+        strategy = "watch.evaluation_strategy" if "eval" in path else "watch.save_strategy"
+        every = draft[path]
+        if every is not None and every > total and draft[strategy] == "steps":
+            draft.warn(path, f"{every} steps are more than the {total} of the whole run")
+
+
 def settle_watching(draft: PlanDraft) -> None:
     """Logging, evaluation, checkpoints, early stopping, output."""
     config, training = draft.config, draft.manifest.training
@@ -280,20 +306,14 @@ def _settle_evaluation(draft: PlanDraft) -> bool:
     strategy = draft.choose(path, "evaluation_strategy", chosen, because, "preset")
     if strategy != "no" and not has_rows:
         draft.warn(path, "there are no validation rows to evaluate")
-    _settle_evaluated_rows(draft, strategy)
-    return strategy != "no" and has_rows
-
-
-def _settle_evaluated_rows(draft: PlanDraft, strategy: str) -> None:
-    """At most so many validation rows that evaluating takes a small share of the time."""
-    config, path, key = draft.config, "watch.eval_rows", "eval_max_rows"
+    # At most so many validation rows that evaluating takes a small share of the time.
+    config, path = draft.config, "watch.eval_rows"
     steps = config.eval_steps
     if strategy == "epoch":
-        per_epoch = draft["length.steps_per_epoch"]
-        steps = per_epoch * config.eval_every_epochs if per_epoch else None
-    steps = min(filter(None, (steps, draft["length.total_steps"])), default=None)
+        steps = (draft["length.steps_per_epoch"] or 0) * config.eval_every_epochs
+    steps = min(filter(None, (steps, draft[TOTAL])), default=None)
     if config.eval_max_rows != "auto":
-        draft.settle_from_config(path, key)
+        draft.settle_from_config(path, "eval_max_rows")
     elif strategy == "no" or steps is None:
         because = "nothing is evaluated" if strategy == "no" else "how often is not known yet"
         draft.settle(path, None, because, "preset")
@@ -302,6 +322,7 @@ def _settle_evaluated_rows(draft: PlanDraft, strategy: str) -> None:
         rows = max(LEAST_EVALUATED_ROWS, int(EVALUATED_TIME / EVALUATION_SHARE * trained))
         because = f"a tenth of the time of {counted(steps, 'step')}, or {LEAST_EVALUATED_ROWS} rows"
         draft.settle(path, rows, because, "preset")
+    return strategy != "no" and has_rows
 
 
 def _settle_saving(draft: PlanDraft) -> None:

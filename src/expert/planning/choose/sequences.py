@@ -217,7 +217,13 @@ def settle_step(draft: PlanDraft) -> tuple[int | None, int]:
         rows_per_sequence = known.rows_per_sequence
     else:
         mean = (survey.mean_tokens or 0) / draft.parts_per_row(length)
-        packing = _expected_packing(draft, examples, mean, length)
+        mean_here, longest = mean + draft.soft_tokens, survey.longest_tokens
+        if draft.config.packing == "concat":
+            packing = concatenation_of(examples, mean=mean_here, length=length)
+        else:
+            most = 0 if longest is None else min(longest + draft.soft_tokens, length)
+            mean_here = min(mean_here, length)
+            packing = packing_of(examples, mean=mean_here, longest=most, length=length)
         sequences, positions = packing.sequences, packing.length
         rows_per_sequence = max(1.0, PACKED_FILL * positions / mean)
         if packing.most_rows is not None:
@@ -295,13 +301,3 @@ def _rows_for_batch_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
         draft.warn(path, f"{text}({draft.survey.because}); a run counts them first")
         return least, f"batch_tokens {tokens:,} of the longest rows"
     return rows_of_tokens(tokens, mean), f"batch_tokens {tokens:,}, {mean:.0f} tokens per row"
-
-
-def _expected_packing(draft: PlanDraft, examples: int, mean: float, length: int) -> Packing:
-    """The packing to expect of rows that are not prepared yet."""
-    soft = draft.soft_tokens
-    if draft.config.packing == "concat":
-        return concatenation_of(examples, mean=mean + soft, length=length)
-    long = draft.survey.longest_tokens
-    longest = 0 if long is None else min(long + soft, length)
-    return packing_of(examples, mean=min(mean + soft, length), longest=longest, length=length)

@@ -27,6 +27,10 @@ _MEMORY_FILES = {
 }
 
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""With which a user sets the number of CPU threads, which is respected."""
+
+
 @dataclass(frozen=True)
 class Fact(Generic[T_co]):
     """A value and its source; for None the source is the reason it is unknown."""
@@ -168,14 +172,9 @@ def package_version(name: str) -> Fact[str]:
     from importlib import metadata
 
     try:
-        version: str | None = metadata.version(name)
-    except metadata.PackageNotFoundError:
+        return Fact(metadata.version(name), "importlib.metadata")
+    except (metadata.PackageNotFoundError, KeyError):  # KeyError: its files do not record it
         return Fact(None, "not installed")
-    except KeyError:  # raised by newer Pythons where older ones return None
-        version = None
-    if not version:
-        return unknown(f"the installed files of {name} do not record it: reinstall {name}")
-    return Fact(version, "importlib.metadata")
 
 
 def process_name(pid: int) -> str | None:

@@ -77,7 +77,12 @@ def visible_gpus(
     """The cards CUDA shows this process, in its order, and notes about them."""
     found, note = describe_gpus(nvml)
     shown = _left_visible(found, environ.get("CUDA_VISIBLE_DEVICES"))
-    notes = [note, _hidden_note(found, shown, environ.get("CUDA_VISIBLE_DEVICES"))]
+    asked, cards = environ.get("CUDA_VISIBLE_DEVICES"), len({gpu.index.value for gpu in found})
+    notes = [note]
+    if asked is not None and not shown and cards:
+        notes.append(f"CUDA_VISIBLE_DEVICES={asked!r} hides every GPU ({cards} found): unset it")
+    elif asked is not None and len(shown) != cards:
+        notes.append(f"CUDA_VISIBLE_DEVICES={asked!r} shows {len(shown)} of {cards} GPUs")
     notes += [
         f"MIG splits GPU {gpu.index.value}: a program uses one slice of it"
         for gpu in shown
@@ -108,7 +113,8 @@ def _left_visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
                 g for g in cards.values() if entry and (g.uuid.value or "").startswith(entry)
             ]
         else:
-            matches = [g for g in cards.values() if g.index.value == _leading_number(entry)]
+            digits = re.match(r"[0-9]+", entry)  # which an entry begins with, as CUDA reads it
+            matches = [g for g in cards.values() if digits and g.index.value == int(digits[0])]
         # As in CUDA: an entry that matches no single card ends the list, a repeat empties it
         if len(matches) != 1:
             break
@@ -116,21 +122,6 @@ def _left_visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
             return ()
         shown += matches
     return tuple(shown)
-
-
-def _leading_number(entry: str) -> int:
-    """The digits an entry begins with, as CUDA reads it; -1 without any."""
-    digits = re.match(r"[0-9]+", entry)
-    return int(digits[0]) if digits else -1
-
-
-def _hidden_note(found: tuple[Gpu, ...], shown: tuple[Gpu, ...], asked: str | None) -> str:
-    cards = len({gpu.index.value for gpu in found})
-    if asked is None or len(shown) == cards:
-        return ""
-    if not shown:
-        return f"CUDA_VISIBLE_DEVICES={asked!r} hides every GPU ({cards} found): unset it"
-    return f"CUDA_VISIBLE_DEVICES={asked!r} shows {len(shown)} of {cards} GPUs"
 
 
 def machine_as_dict(machine: Machine) -> dict[str, Any]:

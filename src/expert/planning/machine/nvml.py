@@ -6,7 +6,7 @@ card (laptops, containers, WSL, unified memory, MIG): that fact is then unknown,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -22,7 +22,6 @@ NO_PERMISSION = 4
 DRIVER_NOT_LOADED = 9
 LIBRARY_NOT_FOUND = 12
 FUNCTION_NOT_FOUND = 13
-GPU_IS_LOST = 15
 LIB_RM_VERSION_MISMATCH = 18
 
 _WHY_NO_NVML = {
@@ -43,13 +42,6 @@ _WHY_NO_NVML = {
     ),
     FUNCTION_NOT_FOUND: "the NVIDIA driver is too old: update it",
 }
-_WHY_NO_FACT = {
-    NOT_SUPPORTED: "this card or its driver does not report it",
-    NO_PERMISSION: "this user may not read it",
-    FUNCTION_NOT_FOUND: "the NVIDIA driver is too old to report it",
-    GPU_IS_LOST: "the driver has lost the card: restart the machine",
-}
-
 NOT_SPLIT = "not split by MIG"
 _NO_SLICE = "MIG splits the card but it has no slice yet: make one (nvidia-smi mig)"
 
@@ -114,7 +106,8 @@ def _all_gpus(nvml: ModuleType) -> tuple[tuple[Gpu, ...], str]:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml_errors(nvml) as error:
-            notes.append(f"GPU {index} cannot be opened: {_why(error)}")
+            fix = "a card that the driver has lost needs a restart of the machine"
+            notes.append(f"GPU {index} cannot be opened: NVML: {error}  ({fix})")
             continue
         parts = _mig_parts(nvml, handle)
         gpus += [_read_gpu(nvml, index, handle, part, name) for part, name in parts]
@@ -131,7 +124,7 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
     except nvml_errors(nvml) as error:
         if _code(error) in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
             return [(card, Fact(None, NOT_SPLIT))]
-        return [(card, unknown(_why(error)))]
+        return [(card, unknown(f"NVML: {error}"))]
     if not split:
         return [(card, Fact(None, NOT_SPLIT))]
     places = _ask(nvml, lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(card))).value or 0
@@ -146,7 +139,7 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
 def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fact[str]) -> Gpu:
     """The facts of one card; `part` is the handle for memory queries, None if there is none."""
 
-    def ask(read: Callable[[], T], source: str = "NVML") -> Fact[T]:
+    def ask(read: Callable[[], Any], source: str = "NVML") -> Fact[Any]:
         return _ask(nvml, read, source)
 
     total: Fact[int] = unknown(_NO_SLICE)
@@ -166,7 +159,7 @@ def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fac
         memory_free_bytes=free,
         holders=holders,
         utilisation_percent=ask(lambda: int(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
-        capability=ask(lambda: _pair(nvml.nvmlDeviceGetCudaComputeCapability(card))),
+        capability=ask(lambda: tuple(map(int, nvml.nvmlDeviceGetCudaComputeCapability(card)))),
         driver=ask(lambda: str(nvml.nvmlSystemGetDriverVersion())),
         # 12080 means 12.8
         cuda_driver_version=ask(
@@ -191,17 +184,11 @@ def _holders(nvml: ModuleType, handle: Any) -> Fact[tuple[GpuProcess, ...]]:
             used[process.pid] = max(known) if known else None
     missing = [f"{kind} processes {f.source}" for kind, f in lists.items() if f.value is None]
     holders = [
-        GpuProcess(pid, process_name(pid) or _nvml_process_name(nvml, pid), used_bytes)
+        GpuProcess(pid, process_name(pid), used_bytes)
         for pid, used_bytes in sorted(used.items(), key=lambda item: (-(item[1] or 0), item[0]))
         if used_bytes != 0
     ]
     return Fact(tuple(holders), "; ".join(["NVML", *missing]))
-
-
-def _nvml_process_name(nvml: ModuleType, pid: int) -> str | None:
-    """The name of a process that is not visible from this container."""
-    path = _ask(nvml, lambda: str(nvml.nvmlSystemGetProcessName(pid))).value or ""
-    return path.rsplit("/", 1)[-1] or None
 
 
 # --- asking --------------------------------------------------------------------------------------
@@ -211,7 +198,7 @@ def _ask(nvml: ModuleType, read: Callable[[], T], source: str = "NVML") -> Fact[
     try:
         return Fact(read(), source)
     except nvml_errors(nvml) as error:
-        return unknown(_why(error))
+        return unknown(f"NVML: {error}")
 
 
 def nvml_errors(nvml: ModuleType) -> tuple[type[Exception], ...]:
@@ -222,13 +209,3 @@ def nvml_errors(nvml: ModuleType) -> tuple[type[Exception], ...]:
 
 def _code(error: Exception) -> int:
     return int(getattr(error, "value", FUNCTION_NOT_FOUND))
-
-
-def _why(error: Exception) -> str:
-    words = _WHY_NO_FACT.get(_code(error))
-    return f"{words} (NVML: {error})" if words else f"NVML: {error}"
-
-
-def _pair(value: Sequence[int]) -> tuple[int, int]:
-    major, minor = value
-    return int(major), int(minor)

@@ -69,15 +69,6 @@ class Cluster:
         return -(-sequences // self.ranks)
 
 
-def target_per_rank(target: Target, cluster: Cluster) -> Target:
-    """What one process may use of its machine. Each has its own card; processes on a CPU divide its
-    memory, and all divide the cores of this machine."""
-    processes = cluster.ranks_per_node
-    memory = target.budget_bytes // (processes if target.device == "cpu" else 1)
-    cores = max(1, target.cores // processes) if target.is_this_machine else target.cores
-    return replace(target, budget_bytes=memory, cores=cores)
-
-
 def choose_target(
     machine: Machine,
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.manifest.schema.types import parse_size
@@ -23,16 +23,9 @@ CPU_TOKENS_PER_PASS = 4096
 LONGEST_SEARCH = 10_000
 
 
-@dataclass(frozen=True)
-class Fit:
-    """A workload with as many rows as fit, or the smallest one if nothing fits."""
-
-    work: Workload
-    fits: bool
-
-
-def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
-    """The first choice with room for at least one sequence. `most`: a rank's sequences per step.
+def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> tuple[Workload, bool]:
+    """The first choice with room for at least one sequence, with as many rows as fit, or the
+    smallest one if nothing fits; and whether it fits. `most`: a rank's sequences per step.
 
     Checkpointing all blocks costs LoRA 1.35-1.46x of its time, and NF4 costs precision and
     unpacking: so first nothing is given up, then as few blocks as needed are checkpointed, and a
@@ -49,11 +42,11 @@ def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
                     rows = work.rows
                     if asked == "auto":
                         rows = min(limit, largest_batch(draft, work, most, budget))
-                    return Fit(replace(work, rows=rows, accumulates=rows < most), True)
+                    return replace(work, rows=rows, accumulates=rows < most), True
         if least is None or draft.cluster.ranks > 1:
             least = last
     assert least is not None
-    return Fit(least, False)
+    return least, False
 
 
 def _sharings(draft: PlanDraft, base: Workload) -> Iterator[Workload]:
@@ -67,28 +60,20 @@ def _sharings(draft: PlanDraft, base: Workload) -> Iterator[Workload]:
         return
     groups = dict.fromkeys((cluster.ranks_per_node, cluster.ranks))
     shards = [count for count in groups if count > 1] or [1]
-    shardable = with_shardable_optimizer(draft, base) if cluster.ranks > 1 else base
+    # 8-bit state cannot be sharded like its weights: it is quantised in blocks of 256 that do not
+    # align with the shards, so a checkpoint would load only with this number of ranks.
+    shardable, alone = base, cluster.ranks == 1
+    if not alone and base.is_full_finetune and OPTIMIZERS[base.optimizer].not_shardable:
+        plain = "adamw_torch_fused" if draft.on_gpu else "adamw_torch"
+        shardable = replace(base, optimizer=plain)
     sharded = [replace(shardable, engine="sharded", shards=count) for count in shards]
-    if cluster.ranks > 1:
+    if not alone:
         yield from sharded
-    if _may_offload(draft, shardable):
+    # On one card only if all weights are trained: an adapter on a 4-bit base is the smaller change.
+    # The optimizer step then runs on the CPU, on shards.
+    trains = base.is_full_finetune or not alone
+    if trains and draft.on_gpu and not OPTIMIZERS[shardable.optimizer].not_shardable:
         yield from (replace(work, offload=True) for work in sharded)
-
-
-def with_shardable_optimizer(draft: PlanDraft, work: Workload) -> Workload:
-    """With an optimizer whose state can be sharded like its weights. 8-bit state cannot: it is
-    quantised in blocks of 256 that do not align with the shards, so a checkpoint would load only
-    with this number of ranks."""
-    if not work.is_full_finetune or not OPTIMIZERS[work.optimizer].not_shardable:
-        return work
-    return replace(work, optimizer="adamw_torch_fused" if draft.on_gpu else "adamw_torch")
-
-
-def _may_offload(draft: PlanDraft, base: Workload) -> bool:
-    """On one card only if all weights are trained: an adapter on a 4-bit base is the smaller
-    change. The optimizer step then runs on the CPU, on shards."""
-    trains = base.is_full_finetune or draft.cluster.ranks > 1
-    return trains and draft.on_gpu and not OPTIMIZERS[base.optimizer].not_shardable
 
 
 def has_host_memory(draft: PlanDraft, work: Workload) -> bool:
@@ -117,8 +102,10 @@ def _choices(draft: PlanDraft, base: Workload, most: int, budget: int) -> Iterat
 
 def with_fewest_checkpointed(draft: PlanDraft, work: Workload, budget: int) -> Workload:
     """The workload with as few checkpointed blocks as fit, or as many as allowed."""
-    counts = recomputed_counts(draft, work.shape.layers)
-    low, high = counts[0], counts[-1]
+    asked, layers = draft.config.gradient_checkpointing, work.shape.layers
+    low, high = (layers, layers) if asked in (True, "full") else (0, 0)
+    if asked in ("auto", "selective"):
+        low, high = (0 if asked == "auto" else math.ceil(layers / 2)), layers
     if peak_bytes(draft, replace(work, recomputed_blocks=low)) <= budget:
         high = low
     while low < high:  # more recomputation never takes more memory
@@ -128,20 +115,6 @@ def with_fewest_checkpointed(draft: PlanDraft, work: Workload, budget: int) -> W
         else:
             low = middle + 1
     return replace(work, recomputed_blocks=low)
-
-
-def recomputed_counts(draft: PlanDraft, layers: int) -> range:
-    """How many blocks may be checkpointed, from the fewest to the most."""
-    asked = draft.config.gradient_checkpointing
-    measured = draft.measured("kernels.checkpointing")
-    if asked == "auto" and measured is not None and measured[0] == "full":
-        asked = "full"
-    if asked == "auto":
-        return range(0, layers + 1)
-    if asked == "selective":
-        return range(math.ceil(layers / 2), layers + 1)
-    everything = asked is True or asked == "full"
-    return range(layers, layers + 1) if everything else range(0, 1)
 
 
 def budget_of(draft: PlanDraft) -> int:
@@ -160,10 +133,6 @@ def estimate_here(draft: PlanDraft, work: Workload) -> MemoryEstimate:
     """The estimate for this device."""
     device = "cuda" if draft.on_gpu else "cpu"
     return estimate(work).on(device)
-
-
-def fits(draft: PlanDraft, work: Workload) -> bool:
-    return peak_bytes(draft, work) <= budget_of(draft)
 
 
 def largest_batch(draft: PlanDraft, work: Workload, most: int, budget: int) -> int:

@@ -24,6 +24,7 @@ and a test compares this file with them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -97,10 +98,13 @@ def estimate(work: Workload) -> MemoryEstimate:
     weights, tables = base_bytes(work)
     trainable = work.trainable_parameters
     loss = loss_bytes(work)
+    # Trainable weights beside the base: bfloat16 with float32 masters, whose gradients are kept
+    # between steps, or float32 alone. A full model's masters are its base weights.
+    each = 0 if work.is_full_finetune else (2 + 4 + 4 if work.precision == "bf16" else 4)
     parts: dict[str, float] = {
         "base_weights": weights,
         "quantisation_tables": tables,
-        "adapter": adapter_bytes(work),
+        "adapter": each * trainable,
         "gradients": gradient_bytes(work),
         "optimizer": OPTIMIZERS[work.optimizer].state_bytes * trainable,
         "activations": activation_bytes(work),
@@ -119,7 +123,11 @@ def estimate(work: Workload) -> MemoryEstimate:
             "evaluation": evaluation_bytes(work),
         }
     sizes = {name: int(size) for name, size in parts.items()}
-    sizes["base_weights"] += autocast_bytes(work)
+    shape = work.shape
+    if work.is_full_finetune and work.precision != "fp32" and not work.is_sharded:
+        # 16-bit copies that autocast makes of float32 matrices; shards are gathered in 16 bits.
+        matrices = shape.layers * shape.block_linear_parameters + shape.vocab * shape.hidden
+        sizes["base_weights"] += PRECISION_BYTES[work.precision] * matrices
     slack = int(ALLOCATOR_SLACK * sum(sizes.values()))
     if work.is_sharded:
         slack = max(slack, slack_bytes(work, PRECISION_BYTES[work.precision]))
@@ -148,24 +156,6 @@ def base_bytes(work: Workload) -> tuple[int, int]:
         outputs = sum(columns for _, columns in shape.linear_sizes.values())
         return matrices + width * rest, 4 * layers * outputs
     return width * shape.parameters, 0
-
-
-def autocast_bytes(work: Workload) -> int:
-    """The 16-bit copies that autocast makes of float32 matrices during a step; shards are gathered
-    in 16 bits instead."""
-    if not work.is_full_finetune or work.precision == "fp32" or work.is_sharded:
-        return 0
-    shape = work.shape
-    matrices = shape.layers * shape.block_linear_parameters
-    return PRECISION_BYTES[work.precision] * (matrices + shape.vocab * shape.hidden)
-
-
-def adapter_bytes(work: Workload) -> int:
-    """Trainable weights beside the base: bfloat16 with float32 masters, whose gradients are kept
-    between steps, or float32 alone. A full model's masters are its base weights."""
-    if work.is_full_finetune:
-        return 0
-    return (2 + 4 + 4 if work.precision == "bf16" else 4) * work.trainable_parameters
 
 
 def gradient_bytes(work: Workload) -> int:
@@ -225,30 +215,31 @@ def saved_per_token(work: Workload) -> int:
         # and packed rows in 16 bits use flash attention.
         masked = work.attention == "eager" or (work.attention == "sdpa" and width == 4)
         elements += 2 * q if masked and q != k else 0
+        elements += _gathered_elements(work)
         return int(width * elements + 4 * s.heads + 8)
-    trained = _layers_saving_input(work)
+    # Layers whose input is kept for the gradient of trained weights; IA3 scales one at its input.
+    trained = set(s.linear_sizes) if work.is_full_finetune else set(work.target_sizes)
+    trained = set() if work.adapter == "none" else trained
+    trained = trained & {"down_proj"} if work.adapter == "ia3" else trained
     elements = 2.0 * h + q + 2 * k + q
     elements += h if trained & {"q_proj", "k_proj", "v_proj"} else 0
     elements += h if trained & {"gate_proj", "up_proj"} else 0
     elements += q + k if s.qk_norm else 0
     elements += (2 if s.gated_mlp else 1) * f
     elements += f if "down_proj" in trained else 0
-    elements += _adapter_elements(work)
+    elements += _adapter_elements(work) + _gathered_elements(work)
     if work.attention in ("sdpa", "eager") and not work.compiled:
         elements += 4 * (q - k)  # a mask makes SDPA repeat keys and values for grouped queries
     kept = width * elements + 4 * s.heads  # the softmax normaliser of every head is float32
     return int(kept + _float32_copies(work))
 
 
-def _layers_saving_input(work: Workload) -> set[str]:
-    """Layers whose input is kept for the gradient of trained weights."""
-    if work.is_full_finetune:
-        return set(work.shape.linear_sizes)
-    if work.adapter == "none":
-        return set()
-    if work.adapter == "ia3":
-        return {"down_proj"} & set(work.target_sizes)  # the one scaled at its input
-    return set(work.target_sizes)
+def _gathered_elements(work: Workload) -> int:
+    """Keys and values gathered for several answers to a prompt, instead of both as they were; fused
+    blocks keep these values anyway, together with queries and keys."""
+    if not work.branches or work.attention not in ("flash", "flash4"):
+        return 0
+    return (2 * work.branches - (1 if work.is_fused else 2)) * work.shape.kv_width
 
 
 def _adapter_elements(work: Workload) -> float:
@@ -303,15 +294,6 @@ def activation_bytes(work: Workload) -> int:
     return work.tokens * per_token
 
 
-def _unpacked_together(work: Workload) -> list[int]:
-    """Weights of layers that are unpacked together: in fused blocks those with the same input."""
-    sizes = {name: rows * columns for name, (rows, columns) in work.shape.linear_sizes.items()}
-    if not work.is_fused:
-        return list(sizes.values())
-    groups = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("down_proj",))
-    return [sum(sizes.get(name, 0) for name in names) for names in groups]
-
-
 def workspace_bytes(work: Workload) -> int:
     """Gradients in flight in the block of the backward, and unpacked weights.
 
@@ -325,7 +307,12 @@ def workspace_bytes(work: Workload) -> int:
     in_flight = (3 if s.gated_mlp else 2) * s.ffn + 2 * s.hidden
     unpacked = 0
     if work.quantization in QUANTISED:
-        unpacked = width * max(_unpacked_together(work))
+        weights = {name: rows * columns for name, (rows, columns) in s.linear_sizes.items()}
+        # In fused blocks those with the same input are unpacked together.
+        together: Iterable[tuple[str, ...]] = ((name,) for name in weights)
+        if work.is_fused:
+            together = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("down_proj",))
+        unpacked = width * max(sum(weights.get(name, 0) for name in names) for names in together)
     if work.adapter == "dora":
         # The norm of W + BA is computed over the whole product, in float32.
         sizes = work.target_sizes.values()

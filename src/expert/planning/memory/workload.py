@@ -36,6 +36,9 @@ class Workload:
     """Blocks use Expert's fused kernels, which keep little."""
     fused_loss: bool = True
     attention: str = "flash"
+    branches: int = 0
+    """Answers of a document that share its prompt: their keys and values are gathered for flash
+    attention, with room for each place once per answer."""
     soft_tokens: int = 0
     """Rows of the trainable table of soft prompts."""
     prefetch: int = 4

@@ -29,7 +29,7 @@ _SHOWN = 5
 
 _TOKENIZER = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model")
 _TEXTS = (".json", ".jinja", ".txt")
-_INDEX = "model.safetensors.index.json"
+_INDEX, _CONFIG = "model.safetensors.index.json", "config.json"
 _PLAIN = re.compile(r"[\w][\w.\-]*\.safetensors")
 
 # Upper bounds of config.json numbers that sizes are built from; no model comes near.
@@ -153,9 +153,11 @@ def _inspected(
         return tuple(problems), ()
     names = {name for name, *_ in state}
     try:
-        config = _config(place) if "config.json" in names else {}
-    except (OSError, ValueError, _Unfit) as error:
+        config = read_json(place / "config.json", MAX_CONFIG_BYTES) if _CONFIG in names else {}
+    except (OSError, ValueError) as error:
         return (f"config.json cannot be read: {error}",), ()
+    if not isinstance(config, dict):
+        return ("config.json cannot be read: config.json is not an object",), ()
     problems += [*_faults_of_names(place, names, config), *_faults_of_sizes(place, names, config)]
     return tuple(problems), tuple(_own_kernels(config))
 
@@ -231,13 +233,6 @@ def _faults_beside(config: Mapping[str, Any], tensors: Mapping[str, list[int]]) 
             f"config.json describes {count(described)} parameters, but the weights have "
             f"{count(stored)}"
         )
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    config = read_json(folder / "config.json", MAX_CONFIG_BYTES)
-    if not isinstance(config, dict):
-        raise _Unfit("config.json is not an object")
-    return config
 
 
 def _header(file: Path) -> dict[str, list[int]]:

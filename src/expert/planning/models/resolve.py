@@ -14,7 +14,6 @@ from expert.core.errors import ExpertError
 from expert.core.files import read_json, read_text, sha256_of
 from expert.manifest.check.spelling import closest
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
-from expert.planning.measurements import measurements_file
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
 from expert.planning.models.model_files import MAX_CONFIG_BYTES, check_model_files
 from expert.planning.models.shapes import ModelShape, UnknownShape, shape_from_config
@@ -65,7 +64,14 @@ def resolve_model(
         shape = char_gpt_shape(spec.architecture or CharGptShape())
         return ResolvedModel("built-in", name, "built-in character model", shape, "manifest")
     if name == TINY:
-        return _built_in(name)
+        own = BUILT_IN / name
+        if not is_model_folder(own):
+            raise ModelNotBuiltIn(
+                f"base_models[].name: {name} is not part of this build  (name another model; a "
+                f"folder of your own is ./{name})"
+            )
+        tiny = _found(name, "built-in", own, "comes with the package")
+        return replace(tiny, weights=weights_hash_prefix(own))
     local = portable(name)
     for candidate in [local] if local.is_absolute() else [folder / local, local]:
         if is_model_folder(candidate):
@@ -86,17 +92,6 @@ def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ)
     there = [path.name for models in models_folders(folder, environ) for path in models.iterdir()]
     known = [basename(model.hub_id) for model in KNOWN_MODELS]
     return closest(basename(name), [*known, *there, CHAR_GPT, TINY], 0.8)
-
-
-def _built_in(name: str) -> ResolvedModel:
-    folder = BUILT_IN / name
-    if not is_model_folder(folder):
-        raise ModelNotBuiltIn(
-            f"base_models[].name: {name} is not part of this build  (name another model; a "
-            f"folder of your own is ./{name})"
-        )
-    model = _found(name, "built-in", folder, "comes with the package")
-    return replace(model, weights=weights_hash_prefix(folder))
 
 
 def weights_hash_prefix(folder: Path) -> str | None:
@@ -160,7 +155,15 @@ def models_folders(folder: Path, environ: Mapping[str, str]) -> list[Path]:
 
 def home_models(environ: Mapping[str, str]) -> Path:
     """The folder of models created on this machine: $EXPERT_HOME/models."""
-    return measurements_file(environ).parent / "models"
+    return expert_home(environ) / "models"
+
+
+def expert_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """$EXPERT_HOME, else the user's data folder."""
+    if environ.get("EXPERT_HOME"):
+        return Path(environ["EXPERT_HOME"])
+    data = environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(data) / "expert"
 
 
 def hf_cache_folder(environ: Mapping[str, str]) -> Path:

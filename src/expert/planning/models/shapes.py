@@ -152,7 +152,13 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         config = {**config, **inner}
     kind = str(config.get("model_type", ""))
     config = {**_CLASS_DEFAULTS.get(kind, {}), **config}
-    _check_supported(config)
+    experts = next((config[key] for key in _EXPERT_NAMES if config.get(key)), None)
+    if experts:
+        raise UnknownShape(f"a mixture of {experts} experts is not modelled")
+    if config.get("kv_lora_rank"):
+        raise UnknownShape("multi-head latent attention (kv_lora_rank) is not modelled")
+    if config.get("is_encoder_decoder"):
+        raise UnknownShape("an encoder-decoder model is not modelled")
     sizes = _sizes(config, kind)
     heads = sizes["heads"]
     context = _number(config, _CONTEXT_NAMES) or 0
@@ -182,16 +188,6 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         head_bias=kind in _BIAS_ON_HEAD,
         llama_blocks=kind in LLAMA_BLOCKS,
     )
-
-
-def _check_supported(config: Mapping[str, Any]) -> None:
-    experts = next((config[key] for key in _EXPERT_NAMES if config.get(key)), None)
-    if experts:
-        raise UnknownShape(f"a mixture of {experts} experts is not modelled")
-    if config.get("kv_lora_rank"):
-        raise UnknownShape("multi-head latent attention (kv_lora_rank) is not modelled")
-    if config.get("is_encoder_decoder"):
-        raise UnknownShape("an encoder-decoder model is not modelled")
 
 
 def _sizes(config: Mapping[str, Any], kind: str) -> dict[str, int]:

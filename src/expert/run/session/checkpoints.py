@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from expert.core.rundir import (
     checkpoint_step,
     checkpoints_in,
 )
-from expert.data.feed.run_data import RunData
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.parallel.engine import Groups
 from expert.planning.run_plan import RunPlan
@@ -51,17 +50,6 @@ from expert.training.checkpoint import (
 )
 from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
 from expert.training.state import TrainState
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedCheckpoint:
-    """A loaded checkpoint: tensors by group, the state, and the fallbacks of its run."""
-
-    path: Path
-    groups: Groups
-    state: TrainState
-    identity: dict[str, Any]
-    fallbacks: list[dict[str, Any]]
 
 
 def fallbacks_of(plan: RunPlan) -> list[dict[str, Any]]:
@@ -125,7 +113,7 @@ def _write(session: Session, tensors: Groups, needed: int) -> None:
     session.emit("saved", step=state.done, path=str(path), bytes=needed, seconds=seconds)
 
 
-def newest(session: Session) -> LoadedCheckpoint | None:
+def newest(session: Session) -> Path | None:
     """The newest checkpoint that verifies; damaged ones are set aside and reported."""
 
     def find() -> Path | None:
@@ -134,52 +122,47 @@ def newest(session: Session) -> LoadedCheckpoint | None:
             session.emit("rejected", path=str(bad), reason=reason)
         return search.path
 
-    path = session.group.run_on_rank_0(find)
-    return None if path is None else load(path)
+    path: Path | None = session.group.run_on_rank_0(find)
+    return path
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     """Continue from a checkpoint, or from the newest good one in a folder. A run that has never
     saved one starts over; CheckpointError if none is usable or it belongs to another run."""
     folder, first = session.folder, session.group.world.is_first
-    named = checkpoint_step(checkpoint.name) is not None
-    found = load(checkpoint) if named else newest(session)
-    if found is None and not _has_remains(folder.checkpoints):
-        text = "nothing was saved yet: this run starts at step 0"
-        session.emit("warning", step=0, text=text)
-        return
+    found = checkpoint if checkpoint_step(checkpoint.name) is not None else newest(session)
     if found is None:
+        there = folder.checkpoints
+        # Remains of checkpoints: set aside, or left by someone else.
+        if not there.is_dir() or all(path.name.startswith(".tmp-") for path in there.iterdir()):
+            text = "nothing was saved yet: this run starts at step 0"
+            session.emit("warning", step=0, text=text)
+            return
         raise CheckpointError(
             f"{checkpoint}: there is no checkpoint to resume from  (start over without --resume)"
         )
+    groups, saved = load_checkpoint(found)
+    state = TrainState.from_json(saved["state"])
     # Changes made after failures belong to the run itself.
-    plan = with_fallbacks(session.plan, found.fallbacks)
+    plan = with_fallbacks(session.plan, saved["fallbacks"])
     options = changed_options(folder, session.opened.read.manifest)
     now = identity(plan, session.data, session.group.run_on_rank_0(session.base))
-    changed = state_difference(found.identity, now)
+    changed = state_difference(saved["identity"], now)
     counted = blocking_differences(changed, options)
     if counted and not allow_changed:
-        raise _different_run(found, counted, options, session.plan, session.data)
+        raise _different_run(session, found, saved["identity"], counted, options)
     if first:
-        put_aside_after(found.path.parent, found.state.done)
-    session.emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
+        put_aside_after(found.parent, state.done)
+    session.emit("resumed", step=state.done, path=str(found), changed=changed)
     session.plan = plan
     settle_loader(session)
-    continue_from(session, found.state, found.groups)
-    session.recorder.meter.restore(found.state.sums)
-    if found.state.done != plan.length.total_steps and first:
-        _put_final_aside(session)
-
-
-def _put_final_aside(session: Session) -> None:
-    """Rename the result of an earlier end of the run."""
-    final = session.folder.final
-    if not final.exists():
-        return
-    aside = put_aside(final, "old")
-    if aside == final:
-        raise RunFolderError(f"{final}: cannot be renamed  (move it away, then resume)")
-    session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
+    continue_from(session, state, groups)
+    session.recorder.meter.restore(state.sums)
+    if state.done != plan.length.total_steps and first and folder.final.exists():
+        aside = put_aside(folder.final, "old")  # the result of an earlier end
+        if aside == folder.final:
+            raise RunFolderError(f"{aside}: cannot be renamed  (move it away, then resume)")
+        session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
 
 
 def check_room(session: Session, needed: int, saves: int | None) -> None:
@@ -194,29 +177,25 @@ def check_room(session: Session, needed: int, saves: int | None) -> None:
     check_space(folder, needed, max(1, min(limits, default=1)))
 
 
-def _has_remains(folder: Path) -> bool:
-    """Whether there are remains of checkpoints: set aside, or left by someone else."""
-    return folder.is_dir() and any(not path.name.startswith(".tmp-") for path in folder.iterdir())
-
-
 def _different_run(
-    found: LoadedCheckpoint,
+    session: Session,
+    found: Path,
+    then: dict[str, Any],
     changed: list[str],
     options: Sequence[Option],
-    plan: RunPlan,
-    data: RunData,
 ) -> CheckpointError:
-    """The error for a run started with other settings: the causes first, then what they change."""
-    saved, options = found.identity.get("data", {}), options_affecting_weights(options)
-    causes = what_changed(options, saved.get("tokens"), plan, data)
+    """The error for a run started with other settings: the causes first, then what they change.
+    `then`: the identity of the checkpoint."""
+    options = options_affecting_weights(options)
+    causes = what_changed(options, then.get("data", {}).get("tokens"), session.plan, session.data)
     seen = {cause.partition(":")[0] for cause in causes}
     rest = [line for line in changed if line.partition(":")[0] not in seen]
     why = ": it was started with other options" if options else ""
     lines = "\n".join(f"  - {line}" for line in [*causes, *rest])
     return DifferentRun(
-        f"{found.path}: belongs to another run{why}\n{lines}\n  (undo the change, or resume anyway "
+        f"{found}: belongs to another run{why}\n{lines}\n  (undo the change, or resume anyway "
         "with --allow-changed)",
-        [(path, then) for path, then, _ in options],
+        [(path, value) for path, value, _ in options],
     )
 
 
@@ -227,18 +206,6 @@ def _holds_state(path: Path, state: TrainState) -> bool:
     except (CheckpointError, KeyError, TypeError):
         return False
     return replace(there, sums={}) == replace(state, sums={})
-
-
-def load(path: Path) -> LoadedCheckpoint:
-    """Load a checkpoint; raises unless it is complete."""
-    groups, saved = load_checkpoint(path)
-    return LoadedCheckpoint(
-        path=path,
-        groups=groups,
-        state=TrainState.from_json(saved["state"]),
-        identity=saved["identity"],
-        fallbacks=saved["fallbacks"],
-    )
 
 
 def checkpoint_size(built: Built, plan: RunPlan) -> int:

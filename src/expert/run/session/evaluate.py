@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -14,7 +13,6 @@ from expert.data.feed.feed import Batch
 from expert.data.feed.loader import padded_rows
 from expert.data.feed.order import RankBatch
 from expert.data.feed.run_data import (
-    RunData,
     evaluated_bins,
     evaluation_shape,
     split_batches,
@@ -22,7 +20,6 @@ from expert.data.feed.run_data import (
 )
 from expert.data.prepared import PreparedSplit
 from expert.parallel.group import PeerFailed
-from expert.planning.run_plan import RunPlan
 from expert.run.session.checkpoints import upcoming_optimizer_bytes
 from expert.run.session.failures import RunFailed, exhausted_message, failure_of
 from expert.run.session.recover import fall_back, ranks_block_in_passes, shared_failure
@@ -44,31 +41,15 @@ def evaluate_validation(session: Session) -> EvalResult | None:
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     """Evaluate a split, of the validation rows as many as planned; None if a signal interrupted
     it."""
-    began = time.monotonic()
     session.group.progress()
     sums = _evaluate_fitting(session, split, most=None)
     if sums is None:
         return None
-    result = session.objective.result(
+    return session.objective.result(
         {name: value.item() for name, value in sums.sums.items()},
         weight=sums.weight,
         examples=sums.examples,
     )
-    _record_time(session, split, time.monotonic() - began)
-    return result
-
-
-def _record_time(
-    session: Session, split: PreparedSplit, seconds: float, *, share: float = 1.0
-) -> None:
-    """Record how long a split, or a share of it, took, to predict the next evaluations."""
-    ahead = session.instruments.meter.ahead
-    if ahead is None:
-        return
-    validates = split is session.data.validation
-    done = session.state.done if validates and share == 1 else None
-    cost = ahead.validation if validates else ahead.test
-    ahead.measured(seconds, cost=share * cost, done=done)
 
 
 def _evaluate_fitting(
@@ -76,6 +57,11 @@ def _evaluate_fitting(
 ) -> EvalSums | None:
     """Sums over the first `most` batches, or all; if a batch does not fit, halve the batch size and
     start over."""
+
+    def stop_requested() -> bool:
+        session.group.barrier()  # a signal to one rank stops all
+        return session.group.signal is not None
+
     while True:
         message = ""
         plan, built = session.plan, model_of(session)
@@ -89,12 +75,8 @@ def _evaluate_fitting(
                 plan, split, rows=rows, device=session.device, world=world, shape=shape, bins=bins
             ) as batches:
                 shown = batches if most is not None else _shown(session, split, batches)
-                return evaluate(
-                    built.engine,
-                    session.objective,
-                    islice(shown, most),
-                    stop=lambda: _stop_requested(session),
-                )
+                shown = islice(shown, most)
+                return evaluate(built.engine, session.objective, shown, stop=stop_requested)
         except (RuntimeError, PeerFailed) as error:
             failed = failure_of(error, "evaluation", plan)
             if not isinstance(failed, OutOfMemory):
@@ -118,24 +100,13 @@ def _most_rows(session: Session, split: PreparedSplit) -> int | None:
     return session.plan.watch.eval_rows if split is session.data.validation else None
 
 
-def _rows_to_evaluate(session: Session, split: PreparedSplit) -> int:
-    index, most = split.index, _most_rows(session, split)
-    if most is None or index.examples <= most:
-        return index.examples
-    bins = evaluated_bins(session.plan, index, most)
-    return round(index.examples * len(bins) / index.bins)
-
-
-def _stop_requested(session: Session) -> bool:
-    session.group.barrier()  # a signal to one rank stops all
-    return session.group.signal is not None
-
-
 def _shown(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
     """Pass batches on and report how many rows were launched. Never waits for the device, which is
     at most a few batches behind."""
-    rows, report = _rows_to_evaluate(session, split), session.callbacks.evaluating
-    launched = 0
+    index, launched, report = split.index, 0, session.callbacks.evaluating
+    rows, most = index.examples, _most_rows(session, split)
+    if most is not None and rows > most:
+        rows = round(rows * len(evaluated_bins(session.plan, index, most)) / index.bins)
     report(split.name, 0, rows)
     for batch in batches:
         yield batch
@@ -160,30 +131,22 @@ def probe(session: Session) -> None:
         built.engine.discard()
 
     if data.order is not None and plan.is_padded:
-        try_batch(widest_batch(plan, data, device))
-    elif varies_in_width(plan, device):
+        assert data.train is not None
+        index = data.train.index
+        rows = min(plan.batch.micro_batch, index.bins)
+        longest = np.argsort(-index.bin_lengths(), kind="stable")[:rows].astype(np.int64)
+        try_batch(padded_rows(index, RankBatch(longest), data.train.open(), device))
+    # A CPU run that runs out of memory is killed: trying helps nothing there.
+    elif (plan.data.trim or plan.data.flat) and device.type != "cpu":
         widest = {"data.trim": False, "data.flat": False}
         whole = plan.with_values(widest, "to try the widest", "machine")
-        world = session.group.world
-        state = session.state
-        with training_feed(
-            whole,
-            data,
-            done=state.done,
-            place=state.place,
-            skipped=state.skipped,
-            device=device,
-            world=world,
-        ) as fed:
+        world, state = session.group.world, session.state
+        place: dict[str, Any] = {"done": state.done, "place": state.place, "skipped": state.skipped}
+        with training_feed(whole, data, **place, device=device, world=world) as fed:
             for step in islice(fed, 1):
                 try_batch(step.batches[0])
     for split in _evaluated(session):
-        began = time.monotonic()
-        sums = _evaluate_fitting(session, split, most=1)
-        # On a card the time includes compiling, and of padded rows the longest come first.
-        if sums is not None and device.type == "cpu" and not session.plan.is_padded:
-            share = sums.examples / max(1, _rows_to_evaluate(session, split))
-            _record_time(session, split, time.monotonic() - began, share=share)
+        _evaluate_fitting(session, split, most=1)
     del reserved
 
 
@@ -193,19 +156,3 @@ def _evaluated(session: Session) -> list[PreparedSplit]:
     tested = data.test if session.keeps else None
     splits = (data.validation if session.evaluates else None, tested)
     return [split for split in splits if split is not None]
-
-
-def varies_in_width(plan: RunPlan, device: torch.device) -> bool:
-    """Whether a later batch may need more GPU memory than the first; a CPU run that runs out of
-    memory is killed, so trying helps nothing there."""
-    return (plan.data.trim or plan.data.flat) and device.type != "cpu"
-
-
-def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
-    """A micro-batch of the longest rows: the largest of the run."""
-    split = data.train
-    assert split is not None
-    index = split.index
-    rows = min(plan.batch.micro_batch, index.bins)
-    bins = np.argsort(-index.bin_lengths(), kind="stable")[:rows].astype(np.int64)
-    return padded_rows(index, RankBatch(bins), split.open(), device)

@@ -16,7 +16,6 @@ from expert.run.session.checkpoints import check_room, checkpoint_size, save
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import finished, stopped
-from expert.run.session.memory_watch import MemoryWatch
 from expert.run.session.recover import (
     apply_stored_failure,
     end_all,
@@ -78,18 +77,14 @@ def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
         elif ending.exit_code is not None:
             return stopped(session, ending.exit_code)
         else:
-            return _finished(session, early=ending.early)
-
-
-def _finished(session: Session, *, early: bool) -> RunResult:
-    try:
-        return finished(session, early=early)
-    except Exception as error:
-        failure = failure_of(error, session.doing, session.plan)
-        _end_if_peers_cannot_recover(session, failure, error)
-        text = f"{type(error).__name__}: {error}"
-        session.emit("failed", step=session.state.done, error=text)
-        raise
+            try:
+                return finished(session, early=ending.early)
+            except Exception as error:
+                failure = failure_of(error, session.doing, session.plan)
+                _end_if_peers_cannot_recover(session, failure, error)
+                text = f"{type(error).__name__}: {error}"
+                session.emit("failed", step=session.state.done, error=text)
+                raise
 
 
 def _end_if_peers_cannot_recover(
@@ -112,8 +107,8 @@ def _end_if_peers_cannot_recover(
 class LoopRun:
     """The session as the training loop sees it."""
 
-    def __init__(self, session: Session, memory: MemoryWatch) -> None:
-        self._session, self._memory = session, memory
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self.emit, self.recorder, self.best = session.emit, session.recorder, session.best
 
     def evaluate(self) -> EvalResult | None:
@@ -123,14 +118,9 @@ class LoopRun:
         save(self._session, state)
 
     def reached(self, state: TrainState) -> None:
-        session = self._session
-        evaluated = state.evaluated != session.state.evaluated
-        stepped = state.done > session.state.done
-        if evaluated or stepped:
-            self._memory.after_step(disturbed=evaluated)
-        if stepped:
-            session.callbacks.progress(state.done)
-        session.state = state
+        if state.done > self._session.state.done:
+            self._session.callbacks.progress(state.done)
+        self._session.state = state
 
     def stop_requested(self) -> int | None:
         return self._session.group.signal
@@ -151,7 +141,6 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     built = model_of(session)
     _probe_once(session)
     emit("loaded", step=session.state.done, seconds=time.monotonic() - began)
-    memory = MemoryWatch(session.plan, device, session.instruments.gpu, emit)
     emit("feed", step=session.state.done, **feed_facts(session.plan, session.data))
     state = session.state
     feed = training_feed(
@@ -173,7 +162,7 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
             _watched_steps(session, through(fed)),
             session.state,
             session.loop_plan,
-            LoopRun(session, memory),
+            LoopRun(session),
         )
     return ending
 
@@ -225,16 +214,11 @@ def _probe_once(session: Session) -> None:
 
 def _check_room(session: Session, needed: int | None) -> None:
     """`needed`: bytes of a checkpoint, if known."""
-    done = session.state.done == session.plan.length.total_steps
-    if session.keeps and needed is not None and not done:
-        check_room(session, needed, _remaining_saves(session))
-
-
-def _remaining_saves(session: Session) -> int | None:
-    """How many checkpoints are still to come, including the last."""
-    loop, done = session.loop_plan, session.state.done
-    if loop.total_steps is None:
-        return None
-    every = loop.save_every or loop.total_steps
-    between = loop.save_best and loop.eval_every % every and loop.eval_every < loop.total_steps
-    return math.ceil(loop.total_steps / every) - done // every + bool(between)
+    done, loop, saves = session.state.done, session.loop_plan, None
+    if not session.keeps or needed is None or done == session.plan.length.total_steps:
+        return
+    if loop.total_steps is not None:  # how many are still to come, including the last
+        every = loop.save_every or loop.total_steps
+        between = loop.save_best and loop.eval_every % every and loop.eval_every < loop.total_steps
+        saves = math.ceil(loop.total_steps / every) - done // every + bool(between)
+    check_room(session, needed, saves)

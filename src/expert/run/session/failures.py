@@ -54,20 +54,14 @@ def failure_of(
             return KernelUnavailable(kernel="cuda_graphs", reason=str(cause))
         if isinstance(cause, OptimizerUnavailable):
             return KernelUnavailable(kernel=cause.optimizer, reason=cause.reason)
-        if _is_of_a_compiler(cause):
+        # Compiling a graph or kernel failed; Triton also calls a C compiler.
+        compiles = isinstance(cause, RuntimeError) and "C compiler" in str(cause)
+        compiles = compiles or isinstance(cause, subprocess.CalledProcessError)
+        if compiles or type(cause).__module__.startswith(COMPILERS):
             return _without_compiler(_sentence(cause), plan)
         if NOT_DETERMINISTIC in str(cause) and plan is not None and plan.kernels.deterministic:
             return KernelUnavailable(kernel="attention", reason=_sentence(cause))
     return None
-
-
-def _is_of_a_compiler(error: BaseException) -> bool:
-    """Whether compiling a graph or kernel failed; Triton also calls a C compiler."""
-    if type(error).__module__.startswith(COMPILERS):
-        return True
-    if isinstance(error, subprocess.CalledProcessError):
-        return True
-    return isinstance(error, RuntimeError) and "C compiler" in str(error)
 
 
 def _without_compiler(reason: str, plan: RunPlan | None) -> Failure:

@@ -14,19 +14,24 @@ from expert.core.resources import reporting_disk_full
 from expert.core.rundir import RunFolder, checkpoint_name
 from expert.data.feed.run_data import RunData
 from expert.model.saving import save_trained
-from expert.run.session.checkpoints import load
 from expert.run.session.evaluate import evaluate_split
 from expert.run.session.result import RunResult
 from expert.run.session.session import Session, loading_seconds, model_of, saving_seconds
-from expert.training.checkpoint import CheckpointError, bytes_needed, check_space
-from expert.training.evaluation import EvalResult
+from expert.training.checkpoint import CheckpointError, bytes_needed, check_space, load_checkpoint
 
 
 def finished(session: Session, *, early: bool) -> RunResult:
     if session.keeps:
         session.group.progress(loading_seconds(session.folder.checkpoints))
         load_best_checkpoint(session)
-    test = evaluate_test(session) if session.keeps else None
+    test = None
+    if session.keeps and session.data.test is not None:
+        began = time.monotonic()
+        test = evaluate_split(session, session.data.test)  # None: a signal interrupted it
+        if test is not None:
+            step = session.state.done if session.final_step is None else session.final_step
+            fields = {**test.fields(), "best": False, "seconds": time.monotonic() - began}
+            session.emit("eval", step=step, split="test", **fields)
     session.group.barrier()
     if session.group.signal is not None:
         return stopped(session, session.group.signal)
@@ -106,7 +111,7 @@ def load_best_checkpoint(session: Session) -> None:
         return
     path = session.folder.checkpoints / checkpoint_name(best)
     try:
-        groups = load(path).groups
+        groups, _ = load_checkpoint(path)
     except CheckpointError as error:
         text = f"keeping the last weights; the best cannot be loaded: {error}"
         session.emit("warning", step=session.state.done, text=text)
@@ -118,38 +123,12 @@ def load_best_checkpoint(session: Session) -> None:
 
 def last_eval_loss(session: Session) -> float | None:
     """The last validation loss, perhaps from before a resume."""
-    last = session.last_eval
-    if last is not None or not session.evaluates:
-        return last.loss if last is not None else None
-    return recorded_eval_loss(session.folder)
-
-
-def recorded_eval_loss(folder: RunFolder) -> float | None:
-    """The last validation loss in the events of a run."""
-    events = read_events(folder.events)
+    if session.last_eval is not None:
+        return session.last_eval.loss
+    events = read_events(session.folder.events) if session.evaluates else ()
     evals = [e for e in events if e["event"] == "eval" and e.get("split") == "validation"]
     loss = evals[-1].get("loss") if evals else None
     return float(loss) if isinstance(loss, int | float) else None
-
-
-def evaluate_test(session: Session) -> EvalResult | None:
-    """Evaluate the test rows with the final weights; None if there are none, or a signal
-    interrupted it."""
-    if session.data.test is None:
-        return None
-    began = time.monotonic()
-    result = evaluate_split(session, session.data.test)
-    if result is not None:
-        final_step = session.final_step
-        session.emit(
-            "eval",
-            step=session.state.done if final_step is None else final_step,
-            split="test",
-            **result.fields(),
-            best=False,
-            seconds=time.monotonic() - began,
-        )
-    return result
 
 
 def publish_final(session: Session) -> Path:

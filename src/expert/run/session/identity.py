@@ -19,7 +19,7 @@ from expert.planning.models.resolve import snapshot_in_cache, weight_files
 
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
-    from expert.planning.run_plan import ModelPlan, RunPlan
+    from expert.planning.run_plan import AdapterPlan, ModelPlan, RunPlan
     from expert.run.stored.changes import Option
 
 UNQUANTIZED = ("none", "bf16", "fp16")
@@ -70,8 +70,20 @@ they do on all others."""
 def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, Any]:
     """What identifies a run: another run's checkpoint cannot resume it. `base`: from
     BaseWeights."""
+    from expert.data.pack.pack_index import FITTED
+
     tokens = [prepared.key for prepared in data.train.folders] if data.train else None
     optim, kernels, quantization = plan.optim, plan.kernels, plan.model.quantization
+    # What decides the rows of a step and is not part of the names of prepared files.
+    order: dict[str, Any] = {}
+    if plan.is_padded:
+        order["group_by_length"] = plan.data.group_by_length
+    if data.stream is not None:
+        keys = ("max_seq_length", "packing", "overlong", "train_on_prompt")
+        order |= {key: getattr(plan.data, key) for key in keys}
+        order["prompt_template"] = plan.model.prompt_template
+        if plan.data.packing == "best-fit":
+            order["fitted"] = FITTED
     return {
         "model": {"name": plan.model.name, "revision": plan.model.revision},
         "base": {
@@ -80,11 +92,11 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
             "architecture": plan.model.architecture,
         },
         **({"objective": plan.objective.model_dump()} if plan.objective.loss else {}),
-        "adapter": plan.adapter.model_dump(mode="json", exclude={"trainable_parameters"}),
+        "adapter": _adapter_of(plan.adapter),
         "data": {
             "tokens": tokens or plan.data.dataset,
             "index": data.train.index_file.name if data.train else None,
-            **_order_of(plan, data),
+            **order,
         },
         "tokenizer": data.encoder.fingerprint,
         "batch": {
@@ -116,24 +128,16 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
     }
 
 
-def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
-    """What decides the rows of a step and is not part of the names of prepared files."""
-    from expert.data.pack.pack_index import FITTED
+def _adapter_of(adapter: AdapterPlan) -> dict[str, Any]:
+    """The adapter, and the bytes of the one that training starts from, wherever they are."""
+    found = adapter.model_dump(mode="json", exclude={"trainable_parameters", "start"})
+    return found if adapter.start is None else {**found, "start": start_of(adapter)}
 
-    order: dict[str, Any] = {}
-    if plan.is_padded:
-        order["group_by_length"] = plan.data.group_by_length
-    if data.stream is not None:
-        order |= {
-            "max_seq_length": plan.data.max_seq_length,
-            "packing": plan.data.packing,
-            "overlong": plan.data.overlong,
-            "train_on_prompt": plan.data.train_on_prompt,
-            "prompt_template": plan.model.prompt_template,
-        }
-        if plan.data.packing == "best-fit":
-            order["fitted"] = FITTED
-    return order
+
+def start_of(adapter: AdapterPlan) -> str | None:
+    """The hash of the weights that training starts from, if it starts from a trained adapter."""
+    file = Path(adapter.start or "", "adapter_model.safetensors")
+    return sha256_of(file) if adapter.start and file.is_file() else None
 
 
 def blocking_differences(changed: Sequence[str], options: Sequence[Option]) -> list[str]:

@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from expert.data.feed.run_data import RunData, evaluated_bins
-from expert.data.prepared import PreparedSplit
+from expert.data.feed.run_data import RunData
 from expert.model import blocks
-from expert.planning.run_plan import EVALUATION_SHARE, RunPlan
+from expert.planning.run_plan import RunPlan
 from expert.telemetry import cpu
 from expert.telemetry.gpu import GpuSampler, allocator_stats
-from expert.telemetry.meter import Meter, RemainingEvaluations
+from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training.loop import LoopPlan
 from expert.training.recorder import Emit, MoreFields, RecompileCounter, Recorder
@@ -51,15 +50,36 @@ class Instruments:
             flops_per_token=plan.length.flops_per_token,
             loss_scaling=plan.kernels.loss_scaling,
             compiles=plan.kernels.compile,
-            more=device_fields(self, workers=plan.loader.workers),
+            more=self._device_fields(workers=plan.loader.workers),
             recompiling=self.recompiling,
             skips=state.skips,
         )
 
+    def _device_fields(self, *, workers: int) -> MoreFields:
+        """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets;
+        names of other processes go into an event of their own. Compiling steps are excluded, as
+        they are from the rates: the card is idle then."""
+        gpu, meter, sampled_at = self.gpu, self.meter, time.monotonic()
+        sampler, neighbours = cpu.CpuSampler(), cpu.OtherProcesses()
 
-def instruments_for(
-    plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit
-) -> Instruments:
+        def fields(step: int) -> dict[str, Any]:
+            nonlocal sampled_at
+            facts: dict[str, Any] = {}
+            if not workers:  # separate processes, which would be mistaken for other programs
+                facts = sampler.step_fields()
+                if named := neighbours.named(facts.get("cpu_others")):
+                    self.emit("neighbours", step=step, processes=named)
+            if gpu is None:
+                return {**facts, "cpu_peak_memory_bytes": cpu.peak_memory_bytes()}
+            since, sampled_at = sampled_at, time.monotonic()
+            steady = since if meter.steady_since is None else meter.steady_since
+            of_gpu = gpu.step_fields(max(since, steady), steady_since=steady)
+            return {**of_gpu, **allocator_stats(self.device), **facts}
+
+        return fields
+
+
+def instruments_for(plan: RunPlan, *, device: torch.device, emit: Emit) -> Instruments:
     peak = plan.length.peak_flops
     return Instruments(
         device=device,
@@ -70,49 +90,8 @@ def instruments_for(
             # Of all ranks together, like the token counts.
             peak_flops=peak * plan.parallel.ranks if peak is not None else None,
             total_steps=plan.length.total_steps,
-            ahead=remaining_evaluations(plan, data),
         ),
     )
-
-
-def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
-    """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets.
-    Compiling steps are excluded, as they are from the rates: the card is idle then."""
-    gpu, meter, sampled_at = instruments.gpu, instruments.meter, time.monotonic()
-    cores = _core_fields(instruments.emit, workers)
-    if gpu is None:
-        return lambda step: {
-            **cores(step),
-            "cpu_peak_memory_bytes": cpu.peak_memory_bytes(),
-        }
-
-    def fields(step: int) -> dict[str, Any]:
-        nonlocal sampled_at
-        since, sampled_at = sampled_at, time.monotonic()
-        steady = since if meter.steady_since is None else meter.steady_since
-        return {
-            **gpu.step_fields(max(since, steady), steady_since=steady),
-            **allocator_stats(instruments.device),
-            **cores(step),
-        }
-
-    return fields
-
-
-def _core_fields(emit: Emit, workers: int) -> MoreFields:
-    """CPU use by other processes; their names are text and go into a separate event."""
-    if workers:  # separate processes, which would be mistaken for other programs
-        return lambda step: {}
-    sampler, neighbours = cpu.CpuSampler(), cpu.OtherProcesses()
-
-    def fields(step: int) -> dict[str, Any]:
-        facts = sampler.step_fields()
-        named = neighbours.named(facts.get("cpu_others"))
-        if named:
-            emit("neighbours", step=step, processes=named)
-        return facts
-
-    return fields
 
 
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
@@ -163,38 +142,4 @@ def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
         threshold=watch.early_stopping_threshold,
         patience=watch.early_stopping_patience,
         state=state.best,
-    )
-
-
-def remaining_evaluations(plan: RunPlan, data: RunData) -> RemainingEvaluations | None:
-    """The remaining evaluations of a run; None if its end is unknown."""
-    total = plan.length.total_steps
-    if total is None:
-        return None
-    loop = loop_plan(plan, data, TrainState())
-    evaluates = bool(loop.eval_every or loop.eval_epochs)
-
-    def positions(split: PreparedSplit) -> int:
-        """Positions the model processes for a split; padded rows are batched with rows of similar
-        length, so padding is negligible."""
-        index = split.index
-        return int(index.bin_lengths().sum()) if plan.is_padded else index.bins * index.length
-
-    of_step = float(plan.batch.sequences_per_update or 0) * plan.data.max_seq_length
-    if data.train is not None and data.order is not None:
-        of_step = positions(data.train) / max(1, data.order.steps_per_epoch)
-
-    def cost(split: PreparedSplit | None, most: int | None = None) -> float:
-        if split is None or not of_step:
-            return 0.0
-        share = len(evaluated_bins(plan, split.index, most)) / max(1, split.index.bins)
-        return share * positions(split) / of_step
-
-    return RemainingEvaluations(
-        total_steps=total,
-        every=loop.eval_every,
-        at_end=evaluates,
-        validation=EVALUATION_SHARE
-        * cost(data.validation if evaluates else None, plan.watch.eval_rows),
-        test=EVALUATION_SHARE * cost(data.test),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from expert.core.errors import EXIT_RUN_FAILED
@@ -25,7 +27,7 @@ from expert.run.session.session import (
     continue_from,
     loading_seconds,
 )
-from expert.training.checkpoint import CheckpointError, put_aside_after
+from expert.training.checkpoint import CheckpointError, load_checkpoint, put_aside_after
 from expert.training.loop import Ending, judge
 from expert.training.recorder import Trouble
 from expert.training.recovery import (
@@ -179,13 +181,9 @@ def recover_from_trouble(session: Session, ending: Ending, *, sound: bool = True
 def save_after_data_failure(session: Session) -> str:
     """Save the progress when the data fails, and return a sentence about it; "" if nothing is
     saved: on one of several ranks, before the first step, or after a trouble."""
-    if (
-        session.group.is_distributed
-        or not session.state.done
-        or _judge_pending(session) is not None
-    ):
-        return ""
-    return _try_save(session, session.state)
+    may_save = session.state.done and not session.group.is_distributed
+    sound = may_save and _judge_pending(session) is None
+    return _try_save(session, session.state) if sound else ""
 
 
 def _try_save(session: Session, state: TrainState) -> str:
@@ -236,15 +234,13 @@ def _report_rollback(session: Session, from_step: int) -> None:
 def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint, or start over without one."""
     session.group.progress(loading_seconds(session.folder.checkpoints))
-    loaded = newest(session) if session.keeps else None
+    path = newest(session) if session.keeps else None
+    groups, saved = load_checkpoint(path) if path is not None else (None, {})
     session.group.progress()
     kept = session.state
-    state = loaded.state if loaded is not None else TrainState()
-    continue_from(
-        session,
-        replace(state, skipped=kept.skipped, rollbacks=kept.rollbacks, schedule=kept.schedule),
-        loaded.groups if loaded is not None else None,
-    )
+    state = TrainState.from_json(saved["state"]) if saved else TrainState()
+    state = replace(state, skipped=kept.skipped, rollbacks=kept.rollbacks, schedule=kept.schedule)
+    continue_from(session, state, groups)
 
 
 def rows_in_bins(data: RunData, bins: tuple[int, ...]) -> list[int | str]:
@@ -255,24 +251,14 @@ def rows_in_bins(data: RunData, bins: tuple[int, ...]) -> list[int | str]:
     split = data.train
     if split is None or not bins:
         return []
-    index, store = split.index, split.open()
-    sizes = [prepared.statistics.documents for prepared in split.folders]
+    index, store, folders = split.index, split.open(), split.folders
+    ends = list(accumulate(prepared.statistics.documents for prepared in folders))
     rows: dict[int | str, None] = {}
     for number in bins:
         for piece in range(index.bin_offsets[number], index.bin_offsets[number + 1]):
             document = int(index.piece_document[piece])
             row: int | str = store.row(document)
-            if len(sizes) > 1:
-                row = f"{_folder_of(split.folders, sizes, document)}:{row}"
+            if len(ends) > 1:
+                row = f"{folders[bisect_right(ends, document)].folder.name}:{row}"
             rows[row] = None
-            if len(rows) == SHOWN_ROWS:
-                return list(rows)
-    return list(rows)
-
-
-def _folder_of(folders: Any, sizes: list[int], document: int) -> str:
-    for prepared, size in zip(folders, sizes, strict=True):
-        if document < size:
-            return str(prepared.folder.name)
-        document -= size
-    raise IndexError(document)
+    return list(rows)[:SHOWN_ROWS]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from expert.core.hashed import file_integrity, writing_hashed
 from expert.data.feed.run_data import evaluated_bins, split_batches, training_feed
-from expert.run.session.identity import weights_of
+from expert.run.session.identity import start_of, weights_of
 
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
@@ -85,7 +85,7 @@ class Reference:
             plan.model.model_dump(include={"name", "revision", "quantization", "architecture"}),
             plan.kernels.model_dump(include={"precision", "attention", "tf32", "fused_blocks"}),
             plan.adapter.type,
-            plan.objective.start,
+            start_of(plan.adapter),
         ]
         key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
         return split.index_file.parent / f"reference-{split.name}-{key}.npy"

@@ -67,7 +67,8 @@ class Session:
     """False: a short run that saves nothing."""
     group: Group
     """The processes that train together; usually one."""
-    tracker_warnings: TrackerWarnings
+    early_warnings: list[str] | None
+    """Of trackers, held back until the start is announced; None: it was."""
     objective: Objective
     closing: contextlib.ExitStack
     """Clean-up at the end of the run, however it ends."""
@@ -108,25 +109,6 @@ class Session:
         return loop_plan(self.plan, self.data, self.state)
 
 
-class TrackerWarnings:
-    """Warnings about trackers; early ones are held back until the start is announced."""
-
-    def __init__(self) -> None:
-        self._emit: Emit | None = None
-        self._waiting: list[str] = []
-
-    def __call__(self, text: str) -> None:
-        if self._emit is None:
-            self._waiting.append(text)
-        else:
-            self._emit("warning", text=text)
-
-    def begin(self, emit: Emit) -> None:
-        self._emit = emit
-        for text in self._waiting:
-            self(text)
-
-
 @contextlib.contextmanager
 def open_session(
     opened: Opened,
@@ -145,16 +127,28 @@ def open_session(
     plan, data = opened.plan, opened.data
     callbacks, group = callbacks or Callbacks(), group or Group()
     first = group.world.is_first
-    state, warnings = TrainState(), TrackerWarnings()
+    state, early = TrainState(), list[str]()
     device = device_of(plan)
+    session: Session | None = None
+
+    def warn(text: str) -> None:
+        if session is None or session.early_warnings is not None:
+            early.append(text)
+        else:
+            session.emit("warning", text=text)
+
+    def emit(event: str, *, step: int | None = None, **fields: Any) -> None:
+        """Write an event, on the first rank only."""
+        if log is not None:
+            log.emit(event, step=step, **fields)
+
     with contextlib.ExitStack() as closing:
-        emit: Emit = _emit_nothing
+        log: EventLog | None = None
         if first:
-            trackers = open_trackers(plan.watch.trackers, folder.path, warnings)
+            trackers = open_trackers(plan.watch.trackers, folder.path, warn)
             log = EventLog(folder.events, (*sinks, *trackers))
             closing.callback(log.close)
             closing.callback(close_trackers, trackers)
-            emit = log.emit
         signals = closing.enter_context(
             Signals(
                 acknowledge=callbacks.acknowledge,
@@ -162,7 +156,7 @@ def open_session(
                 on_sigusr1=plan.watch.on_sigusr1,
             )
         )
-        instruments = instruments_for(plan, data, device=device, emit=emit)
+        instruments = instruments_for(plan, device=device, emit=emit)
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
         session = Session(
@@ -174,7 +168,7 @@ def open_session(
             base=BaseWeights(plan),
             keeps=keep,
             group=group,
-            tracker_warnings=warnings,
+            early_warnings=early,
             objective=Preference(plan.objective) if plan.objective.loss else NextToken(),
             closing=closing,
             plan=plan,
@@ -185,10 +179,6 @@ def open_session(
         )
         group.listen(lambda: signals.requested, signals.take_save_request)
         yield session
-
-
-def _emit_nothing(event: str, *, step: int | None = None, **fields: Any) -> None:
-    """Events of ranks that do not write."""
 
 
 def model_of(session: Session) -> Built:
@@ -267,7 +257,10 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
         session.built.engine.discard()
         if any(path.startswith(REBUILD) for path in changed):
             if session.weights is None:
-                session.weights = copied(session.built.tensors(everywhere=True))
+                session.weights = {
+                    group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+                    for group, named in session.built.tensors(everywhere=True).items()
+                }
             session.built = None
         if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
             session.recorder.meter.resettle()
@@ -291,13 +284,6 @@ def continue_from(session: Session, state: TrainState, groups: Groups | None) ->
     timeline = session.built.timeline if session.built is not None else None
     session.recorder = session.instruments.recorder(session.plan, state, timeline)
     session.recorder.meter.restore_losses(state.sums)
-
-
-def copied(groups: Groups) -> Groups:
-    return {
-        group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
-        for group, named in groups.items()
-    }
 
 
 def settle_loader(session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from expert.core.stored_json import read_object_or_empty
 from expert.data.tokens.prepare import RECIPE
 from expert.model.loss import loss_kernel_failure
 from expert.model.switches import list_switches
-from expert.planning.machine.host import cores_available
-from expert.planning.machine.threads import choose_threads
-from expert.planning.run_plan import LengthPlan, RunPlan
+from expert.planning.machine.host import THREAD_VARIABLES, cores_available
+from expert.planning.run_plan import RunPlan
 from expert.run.build import environment
 from expert.run.open import Opened
 from expert.run.session.session import Session
@@ -30,13 +30,13 @@ def announce(session: Session) -> None:
     plan, device, emit = session.plan, session.device, session.emit
     if session.group.world.is_first:
         _write_run_files(session)
-    ahead = session.instruments.meter.ahead
-    cost = ahead.cost(session.state.done) if ahead is not None else None
     facts = started_facts(session.folder, plan, session.opened)
-    emit("started", step=session.state.done, **facts, evaluation_updates=cost)
+    emit("started", step=session.state.done, **facts)
     if device.type == "cpu":
         _settle_threads(session)
-    session.tracker_warnings.begin(emit)
+    waiting, session.early_warnings = session.early_warnings or [], None
+    for text in waiting:
+        emit("warning", text=text)
     emit("kernels", lines=[str(line) for line in list_switches(plan, device)])
     trouble = loss_kernel_failure(device) if plan.kernels.fused_loss else ""
     if trouble:
@@ -69,6 +69,12 @@ def started_facts(folder: RunFolder, plan: RunPlan, opened: Opened) -> dict[str,
     named = {"manifest": str(source.resolve())} if source.is_file() else {}
     limited = {"vram": opened.vram} if opened.vram and cuda else {}
     many = {"ranks": plan.parallel.ranks, "engine": plan.parallel.engine}
+    # If max_steps ends a run before its epochs do: how many epochs that is, unknown for a stream.
+    length, cut_short = plan.length, dict[str, Any]()
+    if length.epochs_reached is not None:
+        cut_short = {"ends_by": "max_steps", "epochs_to_come": length.epochs_reached}
+    elif length.steps_per_epoch is None and length.max_steps and length.total_steps:
+        cut_short = {"ends_by": "max_steps"} if length.total_steps == length.max_steps else {}
     return {
         **named,
         **limited,
@@ -78,22 +84,13 @@ def started_facts(folder: RunFolder, plan: RunPlan, opened: Opened) -> dict[str,
         "device": plan.target,
         "total_steps": plan.length.total_steps,
         "epochs": plan.length.epochs,
-        **_cut_short(plan.length),
+        **cut_short,
         "run": str(folder.path),
         "logging_steps": plan.watch.logging_steps,
         "trainable_parameters": plan.adapter.trainable_parameters,
         "tokens_per_epoch": plan.length.tokens_per_epoch,
         "pid": os.getpid(),
     }
-
-
-def _cut_short(length: LengthPlan) -> dict[str, Any]:
-    """If max_steps ends a run before its epochs do: how many epochs that is; unknown for a
-    stream."""
-    if length.epochs_reached is not None:
-        return {"ends_by": "max_steps", "epochs_to_come": length.epochs_reached}
-    endless = length.steps_per_epoch is None and length.max_steps is not None
-    return {"ends_by": "max_steps"} if endless and length.total_steps == length.max_steps else {}
 
 
 def report_data(session: Session) -> None:
@@ -125,16 +122,32 @@ def _rows_hash(folder: Path) -> str | None:
     return str(rows) if rows else None
 
 
+def choose_threads(own: int, *, granted: int, recorded: Mapping[str, Any]) -> tuple[int, str]:
+    """The number of CPU threads, and why: torch's `own` within the `granted` cores.
+
+    Splitting sums differently rounds differently. So the number depends on the machine and not on
+    how busy it is: the same command gives the same losses, and a resumed run keeps its number
+    (`recorded`: its "threads" event, or empty).
+    """
+    asked = next((name for name in THREAD_VARIABLES if os.environ.get(name)), None)
+    before = recorded.get("threads")
+    if asked is not None:
+        return own, f"{asked} is set"
+    if isinstance(before, int) and 1 <= before <= granted:
+        return before, "as the run began"
+    if granted < own:
+        return max(1, granted), f"this process may use {granted} cores"
+    return own, "torch's own number"
+
+
 def _settle_threads(session: Session) -> None:
-    """Use the planned number of CPU threads, report it, and restore torch's number later."""
-    own, recorded = torch.get_num_threads(), {}
+    """Use the chosen number of CPU threads, report it, and restore torch's number later."""
+    own, recorded = torch.get_num_threads(), dict[str, Any]()
     if session.state.done:
         events = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
         recorded = events[-1] if events else {}
     granted = cores_available(Path("/")).value or own
-    threads, because = choose_threads(
-        own=own, granted=granted, recorded=recorded, environ=os.environ
-    )
+    threads, because = choose_threads(own, granted=granted, recorded=recorded)
     if session.plan.kernels.deterministic:
         threads, because = own, "deterministic: the same parts are added every time"
     if threads != own:

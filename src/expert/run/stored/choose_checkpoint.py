@@ -39,8 +39,13 @@ class Choice:
 def choose(folder: RunFolder, asked: str) -> Choice:
     """Find the finished expert (`final`), the best checkpoint (`best`), or that of a step."""
     number = _STEP.fullmatch(asked)
+    if asked == FINAL and (folder.final / DONE).is_file():
+        return _whole_final(folder, FINAL)
     if asked == FINAL:
-        return _final(folder)
+        raise StateNotFound(
+            f"{folder.final}: there is no finished expert: {damage(folder.final)}  (let the run "
+            f"finish with --resume; {_offer(folder)})"
+        )
     if asked == BEST:
         return _best(folder)
     if number is None:
@@ -54,15 +59,6 @@ def choose(folder: RunFolder, asked: str) -> Choice:
             f"{folder.path}: there is no checkpoint of step {step}  ({_offer(folder)})"
         )
     return Choice(name=path.name, path=path, step=step)
-
-
-def _final(folder: RunFolder) -> Choice:
-    if (folder.final / DONE).is_file():
-        return _whole_final(folder, FINAL)
-    raise StateNotFound(
-        f"{folder.final}: there is no finished expert: {damage(folder.final)}  (let the run finish "
-        f"with --resume; {_offer(folder)})"
-    )
 
 
 def _whole_final(folder: RunFolder, name: str) -> Choice:

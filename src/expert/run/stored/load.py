@@ -242,6 +242,8 @@ def _loaded(
     import torch
 
     from expert.model.load import load_model
+    from expert.model.saving import load_trainable
+    from expert.training.checkpoint import load_checkpoint
 
     precision = precision or plan.kernels.precision
     if precision == "fp16" and device.type == "cpu":
@@ -249,7 +251,8 @@ def _loaded(
     if adapter_dtype is None:
         adapter_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     changes = {"attention": "sdpa", "precision": precision, "device": device.type}
-    model, adapter, characters = plan.model, plan.adapter, None
+    model, characters = plan.model, None
+    adapter = plan.adapter.model_copy(update={"start": None})  # its own weights follow
     of_characters = model.name == CHAR_GPT
     # A fully trained model is loaded from its final folder, without a base.
     whole = choice.is_final and (of_characters or adapter.type == "full")
@@ -258,7 +261,13 @@ def _loaded(
         adapter = adapter if of_characters else adapter.model_copy(update={"type": "none"})
     elif of_characters:
         assert run is not None
-        characters = _characters_of(run)
+        file = run.path / "vocabulary.json"
+        if not file.is_file():
+            raise StateNotFound(
+                f"{run.path}: vocabulary.json is missing: the characters of the model are unknown  "
+                "(let the run finish with --resume)"
+            )
+        characters = str(read_object(file).get("characters", ""))
     with loading(Path(model.location)):
         loaded = load_model(
             model,
@@ -272,7 +281,9 @@ def _loaded(
         )
     with loading(choice.path):
         if not choice.is_final:
-            _load_from_checkpoint(loaded, choice.path)
+            groups, _ = load_checkpoint(choice.path)
+            ranks = {f"adalora.{name}": each for name, each in groups.get("adalora", {}).items()}
+            load_trainable(loaded, {**groups["model"], **ranks})
         elif not whole:
             _load_final(loaded, choice.path)
     return loaded
@@ -308,26 +319,6 @@ def _ready_to_answer(
         tokenizer_folder=tokens,
         device=device,
     )
-
-
-def _characters_of(folder: RunFolder) -> str:
-    """The vocabulary of a character model."""
-    file = folder.path / "vocabulary.json"
-    if file.is_file():
-        return str(read_object(file).get("characters", ""))
-    raise StateNotFound(
-        f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
-        "(let the run finish with --resume)"
-    )
-
-
-def _load_from_checkpoint(loaded: LoadedModel, path: Path) -> None:
-    from expert.model.saving import load_trainable
-    from expert.training.checkpoint import load_checkpoint
-
-    groups, _ = load_checkpoint(path)
-    ranks = {f"adalora.{name}": value for name, value in groups.get("adalora", {}).items()}
-    load_trainable(loaded, {**groups["model"], **ranks})
 
 
 def _load_final(loaded: LoadedModel, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from expert.core.stored_json import read_object, read_object_or_empty
 from expert.core.text import shell_quoted
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.manifest.text.document import manifest_in
+from expert.planning.models import resolve
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
@@ -153,10 +155,8 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
 def newest_resumable(read: ReadManifest) -> str | None:
     """The newest run of a manifest with a complete checkpoint or result, or None: for a restarted
     job, which can then use `--resume` whether it had started or not."""
-    for run in runs_in(runs_folder(read), read.manifest.name):
-        if has_saved(run):
-            return str(run.path)
-    return None
+    runs = runs_in(runs_folder(read), read.manifest.name)
+    return next((str(run.path) for run in runs if has_saved(run)), None)
 
 
 def has_saved(run: RunFolder) -> bool:
@@ -181,11 +181,11 @@ def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
 
 def start_of(folder: RunFolder) -> Event:
     """The event of the last start or resume of a run; empty if there is none."""
-    try:
-        events = [e for e in read_events(folder.events) if e.get("event") == "started"]
-    except OSError:
-        events = []
-    return events[-1] if events else {}
+    with suppress(OSError):
+        for event in reversed(list(read_events(folder.events))):
+            if event.get("event") == "started":
+                return event
+    return {}
 
 
 def plan_to_store(plan: RunPlan) -> dict[str, Any]:
@@ -201,21 +201,15 @@ def with_current_paths(plan: RunPlan, folder: RunFolder) -> RunPlan:
 
 def _with_paths(plan: RunPlan, place: Callable[[str], Path]) -> RunPlan:
     model, data, watch = plan.model, plan.data, plan.watch
+    own = resolve.BUILT_IN / model.name
     if model.place == "built-in":  # inside the package of this version
-        model = model.model_copy(update={"location": _built_in(model.name) or model.location})
+        model = model.model_copy(update={"location": str(own) if own.is_dir() else model.location})
     elif model.place != "hub":
         model = model.model_copy(update={"location": str(place(model.location))})
     if data.cache:
         data = data.model_copy(update={"cache": str(place(data.cache))})
     watch = watch.model_copy(update={"output_dir": str(place(watch.output_dir))})
     return plan.model_copy(update={"model": model, "data": data, "watch": watch})
-
-
-def _built_in(name: str) -> str:
-    from expert.planning.models.resolve import BUILT_IN
-
-    folder = BUILT_IN / name
-    return str(folder) if folder.is_dir() else ""
 
 
 def _is_run(folder: RunFolder) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.stored_json import read_object_or_empty
 from expert.manifest.migrate.aliases import CORPORA
-from expert.manifest.reader import ReadManifest, read_manifest
+from expert.manifest.reader import read_manifest
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.stored.changes import changed_settings, option_name
 from expert.run.stored.locate import manifest_of, start_of
@@ -34,14 +34,11 @@ def resume_command_of(folder: RunFolder, started: Event | None = None) -> str:
     today. `started`: its start event, if already read."""
     event = start_of(folder) if started is None else started
     words, settings = _how_started(folder, event)
-    return command_to_resume(["expert", "train", *words, *_limit(event)], folder.path, settings)
-
-
-def _limit(started: Event) -> list[str]:
-    """The memory limit of the start, which no manifest has. Permissions are not repeated: only the
-    person at the command line gives them."""
-    vram = started.get("vram")
-    return ["--vram", vram] if isinstance(vram, str) else []
+    # The memory limit is in no manifest. Permissions are not repeated: only the person at the
+    # command line gives them.
+    vram = event.get("vram")
+    words = ["expert", "train", *words, *(["--vram", vram] if isinstance(vram, str) else [])]
+    return command_to_resume(words, folder.path, settings)
 
 
 def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Setting]]:
@@ -60,15 +57,12 @@ def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Set
     except (ExpertError, OSError):  # the user can fix it and name it again
         return words, []
     settings = [(path, then) for path, then, _ in changed_settings(folder, read.manifest)]
-    return [*words, *_model(folder, read)], settings
-
-
-def _model(folder: RunFolder, read: ReadManifest) -> list[str]:
-    """`--model NAME` if another base model than the first was trained."""
     plan = read_object_or_empty(folder.plan).get("model")
     name = plan.get("name") if isinstance(plan, dict) else None
     names = [spec.name for spec in read.manifest.base_models]
-    return ["--model", str(name)] if name in names[1:] and name != names[0] else []
+    if name in names[1:] and name != names[0]:  # another base model than the first
+        words = [*words, "--model", str(name)]
+    return words, settings
 
 
 def _character_text(recorded: dict[str, Any]) -> str | None:
@@ -108,16 +102,16 @@ def _with_option(words: list[str], path: str, value: Any) -> list[str]:
     """The command with a manifest key set, replacing earlier settings; --epochs is a key too."""
     name = option_name(path)
     text = value if isinstance(value, str) else json.dumps(value)
-    words = without_options(words, (SET,), lambda set_to: _names(set_to, path))
+
+    def names_it(set_to: str) -> bool:
+        """By its path or the end of its path, as --set allows."""
+        return f".{path}".endswith(f".{set_to.partition('=')[0].strip()}")
+
+    words = without_options(words, (SET,), names_it)
     if name != "epochs":
         return [*words, SET, f"{name}={text}"]
     text = f"{value:g}" if isinstance(value, float) else text
     return [*without_options(words, (EPOCHS,)), EPOCHS, text]
-
-
-def _names(set_to: str, path: str) -> bool:
-    """Whether `KEY=VALUE` sets this key, by its path or the end of its path, as --set allows."""
-    return f".{path}".endswith(f".{set_to.partition('=')[0].strip()}")
 
 
 def without_options(

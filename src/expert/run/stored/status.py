@@ -63,8 +63,7 @@ class RunStatus:
 def run_status(folder: RunFolder) -> RunStatus:
     """The status of a run from its event file; an incomplete last line is ignored."""
     events = read_events(folder.events)
-    status = status_by(events, folder)
-    return replace(status, damaged_lines=events.damaged)
+    return replace(status_by(events, folder), damaged_lines=events.damaged)
 
 
 def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int = 0) -> RunStatus:
@@ -117,7 +116,14 @@ def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int 
         seen |= {"best_eval_loss": known[best], "best_eval_step": best}
     state, because = state_of(folder, ending)
     if state == "finished" and ending is not None:
-        _describe_end(seen, ending)
+        seen["eta_seconds"] = None
+        best = ending.get("eval_loss")
+        if best is not None and best != seen["best_eval_loss"]:
+            seen |= {"best_eval_loss": best, "best_eval_step": None}
+        of_all = {"eval_loss": "last_eval_loss", "steps_per_second": "steps_per_second"}
+        of_all |= {"tokens_per_second": "tokens_per_second"}
+        seen |= {name: ending[key] for name, key in of_all.items() if ending.get(key) is not None}
+        seen |= _summary(ending)
         # Step events are written at intervals: an earlier one does not describe the end.
         if loss_at != ending.get("step"):
             seen["rate"] = None
@@ -154,25 +160,10 @@ _FACTS = (
 )
 
 
-_SUMMARY = {"loss": "smoothed_loss", "tokens_per_second": "median_tokens_per_second"}
-
-
 def _summary(event: Event) -> dict[str, Any]:
-    """The numbers that describe the run up to an event; older runs recorded none."""
-    return {name: event[field] for name, field in _SUMMARY.items() if event.get(field) is not None}
-
-
-def _describe_end(seen: dict[str, Any], finished: Event) -> None:
-    """Add the values of a finished run as a whole."""
-    seen["eta_seconds"] = None
-    best = finished.get("eval_loss")
-    if best is not None and best != seen["best_eval_loss"]:
-        seen |= {"best_eval_loss": best, "best_eval_step": None}
-    rates = (("tokens_per_second",) * 2, ("steps_per_second",) * 2)
-    for name, field in (("eval_loss", "last_eval_loss"), *rates):
-        if finished.get(field) is not None:
-            seen[name] = finished[field]
-    seen |= _summary(finished)
+    """The numbers that describe the run up to an event."""
+    fields = {"loss": "smoothed_loss", "tokens_per_second": "median_tokens_per_second"}
+    return {name: event[field] for name, field in fields.items() if event.get(field) is not None}
 
 
 def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
