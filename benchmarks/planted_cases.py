@@ -131,7 +131,7 @@ CASES = [
         shape="smollm2-135m",
         sequences=None,
         rows="long",
-        also=("short-rows-alone", "padding-waste"),
+        also=("padding-waste",),
     ),
     Case(
         "slow disk",
@@ -149,7 +149,7 @@ CASES = [
         ("data-bound",),
         sequences=None,
         plant=lambda: slowed(loader, "padded_batch", 1.5),
-        also=("padding-waste", "short-rows-alone", "below-the-band"),
+        also=("padding-waste", "below-the-band"),
     ),
     Case(
         ".item() per micro-batch",
@@ -165,7 +165,7 @@ CASES = [
         {"batch_size": 1, "packing": False},
         ("launch-bound", "sync-bound"),
         sequences=None,
-        also=("launch-bound", "short-rows-alone", "below-the-band", "host-sync"),
+        also=("launch-bound", "below-the-band", "host-sync"),
     ),
     Case(
         "micro-batch 1 of short sequences",
@@ -182,10 +182,7 @@ CASES = [
         {**PADDED, "torch_compile": True, "batch_size": 4, "max_steps": 14},
         shape="small",
         sequences=None,
-        also=(
-            *("launch-bound", "padding-waste", "short-rows-alone", "too-few-workers"),
-            *("too-short-to-compile", "host-sync"),
-        ),
+        also=(*("launch-bound", "padding-waste", "too-few-workers", "host-sync"),),
     ),
     Case("another process", "other-process", plant=company, also=("below-the-band",)),
     Case(
@@ -207,7 +204,7 @@ CASES = [
         "padding-waste",
         {**PADDED, "batch_size": 64},
         sequences=None,
-        also=("short-rows-alone", "below-the-band", "too-few-workers", "host-sync"),
+        also=("below-the-band", "too-few-workers", "host-sync"),
     ),
     Case(
         "slow copies",
@@ -252,19 +249,11 @@ CASES = [
         # This optimizer cannot skip a NaN by itself: the host reads whether there was one.
         also=("launch-bound", "below-the-band", "host-sync"),
     ),
-    Case("whole logits", "whole-logits", {"fused_loss": False}, also=("below-the-band",)),
     Case(
         "CPU beside a GPU",
         "gpu-unused",
         {"device": "cpu", "max_steps": 6, "max_seq_length": 256},
         shape="toy",
         sequences=4,
-    ),
-    Case(
-        "compiles for twelve updates",
-        "too-short-to-compile",
-        {"torch_compile": True, "max_steps": 12},
-        shape="small",
-        also=("launch-bound",),
     ),
 ]

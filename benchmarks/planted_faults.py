@@ -30,7 +30,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 import expert
 from expert.insight.findings.finding import Finding
-from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
+from expert.insight.page.facts import RunFacts
+from expert.jobs.diagnose.diagnose import diagnose_run
 
 TOKENIZER = Path(expert.__file__).parent / "model" / "tiny"
 TOY = (Qwen3Config, 2, 64, 128, 4, 2, 16, 32768, True)
@@ -151,18 +152,17 @@ def trained(case: Case, args: argparse.Namespace) -> Path:
     return alone
 
 
-def judged(case: Case, found: Diagnosis) -> dict[str, Any]:
+def judged(case: Case, found: RunFacts) -> dict[str, Any]:
     """What was found, held to what was planted."""
     names = {each.name: each for each in found.findings}
     alarms = sorted(name for name, each in names.items() if each.severity in ALARMS)
-    kinds = {found.verdict.kind, found.step_verdict.kind}
+    kinds = {found.verdict.kind}
     right = case.expects in names if case.expects else not alarms
     if case.verdicts:
         right = right and bool(kinds & set(case.verdicts))
     return {
         "ok": right,
         "verdict": found.verdict.kind,
-        "step_verdict": found.step_verdict.kind,
         "sentence": found.verdict.sentence,
         "found": {name: each.severity for name, each in names.items()},
         "unexpected": sorted(set(alarms) - {case.expects, *case.also}),

@@ -2,7 +2,7 @@
 
     python benchmarks/preference_parity.py --out FILE [--steps 50] [--loss sigmoid]
 
-Needs trl. Both start from the same adapter of `tiny`, and are given the same rows in the same order;
+Needs trl. Both start from the same adapter of `tiny`, and get the same rows in the same order;
 ours are packed with a shared prompt, TRL's are padded, and their prompts computed twice.
 """
 

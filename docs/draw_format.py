@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from expert.manifest.explain import KeyHelp, explain, special_names
+from expert.manifest.explain import SPECIAL_HOMES, KeyHelp, explain
 from expert.manifest.migrate.aliases import CONFIG, DATASET
 
 FILE = Path(__file__).parent / "EXPERT_FORMAT.md"
@@ -151,11 +151,11 @@ def specials() -> str:
     lines = [
         "### Names that become something else",
         "",
-        "| name | may be | becomes |",
-        "|---|---|---|",
+        "| name | sets |",
+        "|---|---|",
     ]
-    for name, special in special_names().items():
-        lines.append(f"| `{name}` | {escaped(special.expected)} | {escaped(special.meaning)} |")
+    for name, homes in SPECIAL_HOMES.items():
+        lines.append(f"| `{name}` | {', '.join(f'`{home}`' for home in homes)} |")
     return "\n".join(lines)
 
 

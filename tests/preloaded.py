@@ -14,7 +14,7 @@ for _name in ("cli", "data", "model", "parallel", "run", "telemetry", "training"
         import_module(_module.name)
 for _name in (
     "expert.jobs.train",
-    "expert.insight.ladder.ladder",
+    "expert.insight.ladder",
     "peft",
     "pandas",
     "pyarrow.parquet",

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import pytest
 
 from expert.jobs.report import report
+from tests.browser.boards import CHROMIUM
 from tests.insight.pages import (
     HOSTILE,
     hostile_run,
@@ -30,8 +31,6 @@ from tests.insight.pages import (
 )
 from tests.jobs.trained_runs import finished as finished_run
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(
@@ -54,7 +53,7 @@ document.getElementById("page").addEventListener("load", event => {{
     figures: [...page.querySelectorAll("figure")].map(figure => ({{
       name: figure.id,
       size: size(figure),
-      drawings: [...figure.querySelectorAll("canvas, .bars, .wide-bar, .lanes")].map(size),
+      drawings: [...figure.querySelectorAll("canvas, .bars, .wide-bar")].map(size),
     }})),
     requests: view.performance.getEntriesByType("resource").map(entry => entry.name),
     width: page.documentElement.scrollWidth,
@@ -117,7 +116,7 @@ def check(seen: Seen, figures: tuple[str, ...], *, width: int) -> None:
 def test_the_page_of_a_real_run_is_whole_on_a_screen_and_on_a_phone(tmp_path, width):
     folder = shutil.copytree(finished_run("lora"), tmp_path / "run")
     written = report(folder)
-    assert len(written.figures) == 10
+    assert len(written.figures) == 8
     check(look(written.html, tmp_path / "look", width=width), written.figures, width=width)
 
 
@@ -126,7 +125,7 @@ def test_every_kind_of_figure_is_seen_side_by_side_with_another_run(tmp_path):
     two = write_run(tmp_path / "two", usual(20, gpu=True), gpu=True)
     (one / "ladder.json").write_text(some_ladder().model_dump_json(), encoding="utf-8")
     written = report(one, compare=[two])
-    assert {"ladder", "memory", "power", "loss-by-time", "phases"} <= set(written.figures)
+    assert {"ladder", "memory", "power", "loss-by-step"} <= set(written.figures)
     check(look(written.html, tmp_path / "look", width=PHONE), written.figures, width=PHONE)
 
 

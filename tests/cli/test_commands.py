@@ -163,7 +163,7 @@ def test_explain_shows_a_key_from_the_schema(run):
 
 def test_the_schema_accepts_every_example(run):
     schema = json.loads(run("manifest", "schema").out)
-    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(json.loads(Path(EXPERT_JSON).read_text(encoding="utf-8")), schema)
 
 

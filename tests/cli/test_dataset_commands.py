@@ -166,12 +166,3 @@ def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
     plain = StringIO()
     show_rows(rows, Console(file=plain, force_terminal=True, no_color=True))
     assert "⟦SELECT" in plain.getvalue()
-
-
-def test_a_dry_run_shows_the_first_row(run, tmp_path):
-    file = an_expert(tmp_path)
-    ran = run("train", str(file), "--dry-run")
-    assert "  │ ⟦SELECT 1 FROM city;<|im_end|>↵\n" in ran.out
-    found = json.loads(run("train", str(file), "--dry-run", "--json").out)
-    assert found["row"]["place"] == f"{tmp_path / 'train.jsonl'}:1"
-    assert not (tmp_path / "datasets_optimized").exists()

@@ -13,7 +13,7 @@ import pytest
 
 from expert.core.rundir import RunFolder
 from tests.insight.pages import write_run
-from tests.insight.records import HEALTHY_STEP, PLAN, finished_events, step_events
+from tests.insight.records import PLAN, finished_events, step_events
 from tests.jobs.runs import write_expert
 from tests.jobs.trained_runs import finished
 
@@ -54,7 +54,7 @@ def test_a_slow_feed_is_reported_with_the_command_that_fixes_it(run, tmp_path):
     feed = {"event": "feed", "step": 0, "kind": "late", "workers": 0}
     ran = run("diagnose", str(written(tmp_path / "run", finished_events(steps, feed))))
     assert ran.code == 0
-    assert ran.out.startswith("data-bound: the device computes ")
+    assert ran.out.startswith("data-bound: rows are tokenised while training: ")
     assert "expected gain: up to 3.5x" in ran.out
     assert "! warning  tokenised-late" in ran.out
     assert ran.out.endswith(
@@ -73,18 +73,6 @@ def test_a_run_that_is_running_is_diagnosed_as_it_is(run, tmp_path):
     assert ran.out.startswith("compute-bound: good. The GPU computes 100 % of a step's 299 ms")
     assert "✗ error" not in ran.out
     assert ran.out.endswith(f"next: expert watch {folder}\n")
-
-
-def test_damaged_files_are_counted_and_the_rest_is_judged(run, tmp_path):
-    folder = written(tmp_path / "run", finished_events(step_events()))
-    (folder / "plan.json").write_text("{", encoding="utf-8")
-    whole = (folder / "events.jsonl").read_text(encoding="utf-8")
-    (folder / "events.jsonl").write_text('{"event": \n' + whole + '{"event": "st', encoding="utf-8")
-    ran = run("diagnose", str(folder))
-    assert ran.code == 0
-    words = " ".join(ran.out.split())
-    assert "1 lines of events.jsonl cannot be read; plan.json is missing or damaged" in words
-    assert f"{HEALTHY_STEP['tokens_per_second']:,.0f} tokens/s" in ran.out
 
 
 # --- before a run ---------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from expert.cli.show.display import Sheet, bar_of, plain_lines, show, show_bars, show_sheet
+from expert.cli.show.display import Sheet, show, show_bars, show_sheet
 from expert.core.text import count, counted, duration, gib, value_in_words
 from tests.cli.screens import recorded
 from tests.each import each
@@ -12,10 +12,14 @@ from tests.each import each
 SHEET = Sheet(("key", "value"), [[("a", "1")], [("longer", "[bold]2")]], "title")
 
 
-def shown(terminal: bool) -> str:
+def shown(terminal: bool, sheet: Sheet = SHEET) -> str:
     console, file = recorded(terminal=terminal, width=60)
-    show_sheet(SHEET, console)
+    show_sheet(sheet, console)
     return file.getvalue()
+
+
+def plain_lines(sheet: Sheet) -> list[str]:
+    return shown(False, sheet).splitlines()
 
 
 def test_a_table_is_ruled_in_a_terminal_and_plain_aligned_lines_elsewhere():
@@ -60,14 +64,6 @@ def test_at_80_columns_no_word_is_broken():
     command = "next: expert validate /a/folder --baseline base " + "--more" * 12
     show(console, command)
     assert command in file.getvalue()  # to be copied whole
-
-
-@each(
-    ("share", "bar"),
-    [(0, "····"), (1, "████"), (0.5, "██··"), (2, "████"), (0.25 / 8, "▏···"), (-1, "····")],
-)
-def test_a_bar_is_filled_to_an_eighth_of_a_cell(share, bar):
-    assert bar_of(share, width=4) == bar
 
 
 @each(

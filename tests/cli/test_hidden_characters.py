@@ -13,12 +13,12 @@ import pytest
 from expert.cli.sample import _Writer
 from expert.cli.show.display import (
     Sheet,
+    Waiting,
     make_console,
     show,
     show_bars,
     show_problems,
     show_sheet,
-    waiting,
     write_json,
 )
 from tests.cli.damaged_runs import ESCAPES, ended, is_unseen
@@ -44,7 +44,7 @@ def test_nothing_that_is_shown_can_move_the_cursor(terminal: bool, monkeypatch: 
     show_sheet(Sheet(("name", hostile), [[("a", hostile)]], title=hostile), console)
     show_bars([(hostile, 1.0, hostile)], 1.0, console)
     show_problems(f"{hostile}\n{hostile}")
-    with waiting(console, hostile):
+    with Waiting(console, hostile):
         pass
     write_json({hostile: [hostile]})
     _Writer(console, several=True, quiet=False).begin(hostile, plain=True)

@@ -9,12 +9,11 @@ import re
 
 import pytest
 
-from expert.cli.show.display import make_console
+from expert.cli.show.display import Waiting, make_console
 from expert.cli.show.progress import (
     SECONDS_BETWEEN_LINES,
     PreparingView,
     RunProgress,
-    Stages,
 )
 from tests.cli.screens import STARTED, STEP, Screen, recorded
 
@@ -92,7 +91,7 @@ def test_a_terminal_that_is_closed_ends_neither_a_run_nor_what_comes_before_it(
     monkeypatch.setattr("sys.stdout", Closed())
     console = make_console(needed=False)
     assert console.is_terminal is terminal
-    with Stages(console) as stage, PreparingView(console), RunProgress(console, live=True) as view:
+    with Waiting(console) as stage, PreparingView(console), RunProgress(console, live=True) as view:
         stage("loading")
         view({"event": "kernels", "lines": ["✓ packing"]})
         view(STARTED)
@@ -156,7 +155,7 @@ def test_where_the_number_of_rows_is_known_preparing_shows_when_it_will_be_done(
     ]
 
 
-def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
+def test_in_a_terminal_a_spinner_gives_way_to_the_run():
     console, file = recorded(terminal=True)
     with RunProgress(console, live=True) as view:
         with PreparingView(console) as tell:
@@ -167,7 +166,6 @@ def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
         view({"event": "step", "step": 2, "loss": 1.0})
     text = file.getvalue()
     order = [
-        "reading the data",
         "train rows.jsonl",
         "demo: tiny",
         "loading the model",

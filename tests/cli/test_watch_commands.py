@@ -24,9 +24,6 @@ def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watchi
     assert "GPU" not in line
     facts = facts_of(run, folder)
     assert (facts["state"], facts["fallbacks"]) == ("finished", "none")
-    assert {"loss", "tokens/s", "last checkpoint"} <= facts.keys()
-    done, of = facts["step"].split(" of ")
-    assert float(done) == float(of)
     assert facts["peak memory"].endswith("B RAM")
     found = json.loads(run("watch", folder, "--json").out)
     assert found["steps_per_second"] > 0

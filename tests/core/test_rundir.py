@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 from expert.core.errors import EXIT_USAGE
-from expert.core.rundir import RunFolder, RunFolderError, RunInUse, latest_run, named_manifest
+from expert.core.publish import publishing
+from expert.core.rundir import (
+    RunFolder,
+    RunFolderError,
+    RunInUse,
+    latest_run,
+    named_manifest,
+    outdated,
+    relocated_path,
+    weights_hash,
+)
 from tests.core.forking import fork, in_child
 from tests.each import each
 
@@ -215,3 +225,82 @@ def test_a_manifest_is_named_where_it_still_is(tmp_path: Path, monkeypatch: pyte
     assert named_manifest({"manifest": str(file)}) == str(file)
     monkeypatch.chdir(tmp_path)
     assert named_manifest({"manifest": str(file)}) == str(Path("demo", "manifest.json"))
+
+
+# --- recorded paths, from any working directory and after a move ---------------------------------
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_what_was_recorded_from_another_folder_is_found_beside_the_runs(tmp_path, monkeypatch):
+    cache = made(tmp_path / "fruit" / "datasets_optimized" / "fruit")
+    runs = made(tmp_path / "fruit" / "runs")
+    monkeypatch.chdir(tmp_path / "fruit")
+    for recorded, place in (("fruit/datasets_optimized/fruit", cache), ("fruit/runs", runs)):
+        found = relocated_path(recorded, runs_then="fruit/runs", runs_now=Path("runs"))
+        assert found == place
+
+
+def test_what_was_moved_with_its_runs_is_found_and_a_copy_has_its_own(tmp_path):
+    old, new = tmp_path / "fruit", tmp_path / "deep" / "pears"
+    recorded = str(old / "datasets_optimized")
+    # Deleted tokens would be prepared again beside the moved runs.
+    for home in ((), (old, new)):
+        for place in home:
+            made(place / "datasets_optimized")
+        found = relocated_path(recorded, runs_then=str(old / "runs"), runs_now=new / "runs")
+        assert found == new / "datasets_optimized"
+
+
+def test_paths_outside_the_runs_folder_are_not_relocated(tmp_path):
+    cache, now = tmp_path / "large-disk" / "tokens", tmp_path / "a" / "b" / "c" / "runs"
+    for runs_then in (str(tmp_path / "fruit" / "runs"), "fruit/runs"):
+        assert relocated_path(str(cache), runs_then=runs_then, runs_now=now) == cache
+        cache.mkdir(parents=True, exist_ok=True)
+        assert relocated_path(str(cache), runs_then=runs_then, runs_now=now) == cache
+
+
+# --- a validation.json is valid only for the weights it judged ------------------------------------
+
+OTHER = "is about earlier weights: the run continued since"
+
+
+def state(path: Path, weights: bytes, **others: str) -> Path:
+    with publishing(path) as folder:
+        (folder / "model.safetensors").write_bytes(weights)
+        for name, text in others.items():
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run with a final state and a checkpoint."""
+    run = RunFolder(tmp_path / "demo")
+    state(run.final, b"first")
+    state(run.checkpoints / "step-000004", b"half way")
+    run.validation.write_text("{}", encoding="utf-8")
+    return run
+
+
+def test_the_hash_is_that_of_the_weights_alone(tmp_path):
+    one = weights_hash(state(tmp_path / "one", b"same", config="a"))
+    assert one == weights_hash(state(tmp_path / "two", b"same", config="b"))
+    assert one != weights_hash(state(tmp_path / "three", b"other", config="a"))
+    assert len(one) == 64
+    assert weights_hash(tmp_path / "nothing") == ""
+
+
+def test_a_verdict_holds_for_the_state_it_names(folder):
+    final = {"step": None, "weights": weights_hash(folder.final)}
+    half = {"step": 4, "weights": weights_hash(folder.checkpoints / "step-000004")}
+    assert outdated(final, folder) == outdated(half, folder) == ""
+    assert outdated({**final, "step": 4}, folder) == OTHER
+    assert outdated({**half, "step": 5}, folder) == OTHER  # that checkpoint does not exist
+    folder.final.rename(folder.path / ".old-final")
+    assert outdated(final, folder) == OTHER
+    state(folder.final, b"second")
+    assert outdated(final, folder) == OTHER

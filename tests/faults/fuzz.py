@@ -59,8 +59,8 @@ def _manifest(kind: str) -> Read:
 
 
 def _upgrade(file: Path, raw: bytes) -> None:
+    from expert.jobs.manifest import upgrade
     from expert.manifest.text.document import read_document
-    from expert.manifest.upgrade import upgrade
 
     upgrade(read_document(file))
 

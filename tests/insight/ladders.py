@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder.ladder import Ladder, Measured, SettingResult
+from expert.insight.ladder import Ladder, Measured, SettingResult
 
 FACTS = json.loads(Path(__file__).with_name("ladder.json").read_text(encoding="utf-8"))
 
@@ -14,14 +14,13 @@ FACTS = json.loads(Path(__file__).with_name("ladder.json").read_text(encoding="u
 def measured(
     rate: float, *, loss: float | None = 2.0, spread: float = 0.0, **more: Any
 ) -> Measured:
-    own = {"windows": [rate, rate, rate], "samples_per_second": rate / 100, "spread": spread}
+    own = {"samples_per_second": rate / 100, "spread": spread}
     facts = {**FACTS["measured"], "tokens_per_second": rate, "loss": loss, **own}
     return Measured(**{**facts, **more})
 
 
 def setting(name: str, rate: float | None, status: str = "kept", **more: Any) -> SettingResult:
-    facts: dict[str, Any] = {"adds": "something", "changes": {}, "settings": {}, "seconds": 3.0}
-    facts |= {"name": name, "status": status, "plan_hash": "0" * 64}
+    facts: dict[str, Any] = {"adds": "something", "name": name, "status": status}
     facts |= {"because": "" if status == "kept" else "for a reason"}
     facts |= {"measured": None if rate is None else measured(rate)}
     return SettingResult(**{**facts, **more})

@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder.ladder import Ladder
+from expert.insight.ladder import Ladder
 from expert.insight.page.contents import make_page
 from expert.insight.page.render import Page, page_html
 from expert.jobs.diagnose.diagnose import diagnose_run
@@ -32,9 +32,7 @@ FIGURES = {
     "gradient-norm",
     "throughput",
     "average-step",
-    "phases",
     "whole-run",
-    "story",
 }
 """The figures of every run with evaluations and timed steps."""
 HOSTILE = (

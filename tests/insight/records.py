@@ -10,6 +10,7 @@ from expert.core.events import Event
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import find
+from expert.insight.findings.verdict import Verdict, judge
 from expert.insight.record import RunRecord
 from expert.insight.step.anatomy import dissect
 
@@ -82,3 +83,8 @@ def evidence(run: RunRecord) -> Evidence:
 
 def found_in(run: RunRecord) -> dict[str, Finding]:
     return {finding.name: finding for finding in find(evidence(run))}
+
+
+def judged(run: RunRecord) -> Verdict:
+    found = evidence(run)
+    return judge(found, find(found))

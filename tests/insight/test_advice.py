@@ -34,7 +34,7 @@ def facts_of(*others: Any, steps: int = 60, plan: Any = None, verdict: Any = Non
         anatomy=anatomy,
         state="finished",
         because="",
-        verdict=judge(found),
+        verdict=judge(found, ()),
         learning=judge_learning(found),
         findings=(),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder.comparison import not_comparable
+from expert.insight.page.comparison import not_comparable
 from expert.insight.page.render import page_html
 from expert.insight.record import read_run
 from tests.each import each
@@ -48,10 +48,7 @@ HASHED = {"path": "a.jsonl", "rows": 100, "told": "aa"}
         (
             {"rows": 1200},
             {"path": "/me/b.jsonl", "rows": 300},
-            (
-                "These runs were trained on different data (one: a.jsonl (1,200 rows); other: "
-                "b.jsonl (300 rows)): "
-            ),
+            "different data (one: a.jsonl; other: b.jsonl)",
         ),
         ({}, {}, None),
         ({}, {"rows": 200}, "different data"),  # the same file with more rows

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.insight.findings import course, feeding, kernels, memory
-from expert.insight.findings.table import RULES, find
-from expert.insight.findings.verdict import judge
+from expert.insight.findings.table import RULES
 from expert.insight.record import RunRecord
 from tests.each import each
 from tests.insight.records import (
@@ -15,9 +14,9 @@ from tests.insight.records import (
     GIB,
     H200,
     PLAN,
-    evidence,
     finished_events,
     found_in,
+    judged,
     planned,
     record,
     step_events,
@@ -37,16 +36,13 @@ def test_a_healthy_gpu_run_has_no_warnings():
 
 
 DRY = {"ran_dry": 1.0, "gpu_utilization": 85.0}
-SYNC = {"event": "syncs", "step": 4, "count": 1, "places": ["loop.py:9"]}
 SLOW_COPY = {"time_data_wait": 1.5, "time_copy": 1.6, "seconds": 3.0}
 PACED_BY_COPIES = {"time_copy": 3.0, "time_forward": 0.3, "seconds": 3.0}
 MICRO = {"batch__micro_batch": 1, "batch__accumulation": 16}
 SMALL_PARTS = {"memory__parts": {"activations": 2 * GIB}}
 ON_CPU = {f"kernels__{name}": value for name, value in CPU.items()}
-COMPILED = {"event": "compiled", "time": 99, "step": 1, "seconds": 30.0}
 NO_FLASH = {"event": "fell_back", "failure": "KernelUnavailable", "reason": "no flash"}
 PADDED = {"event": "feed", "kind": "padded", "workers": 4}
-LONG = {"data__packing": "none", "data__max_seq_length": 8192}
 SPIKE = {"event": "spike", "step": 4, "loss": 9.0, "median": 2.0}
 WAITS = {"time_data_wait": 1.0, "seconds": 2.5}
 NO_NAME = {"gpu_process_memory_bytes": None}
@@ -60,7 +56,6 @@ UNPACKED = {"data__packing": "none"}
 
 
 @each(("name", "says", "steps", "events", "requested", "plan"), [
-    ("host-sync", "loop.py:9", DRY, [SYNC], "", {}),
     ("launch-bound", "ran dry in 100 %", DRY, [], "", {}),
     ("other-process", "14.5 GiB by other", BUSY_CARD, [], "", {}),
     ("other-process", "by other", BUSY_CARD | NO_NAME, [], "", {}),
@@ -78,15 +73,12 @@ UNPACKED = {"data__packing": "none"}
     ("plain-optimizer", "you set optim: adamw_torch", {"time_optimizer": 0.2}, [],
      "optim.optimizer", SLOW_ADAM),
     ("gpu-unused", "NVIDIA H200 is there", {}, [], "", ON_CPU),
-    ("too-short-to-compile", "you set torch_compile: true", {"count": 4}, [COMPILED],
-     "kernels.compile", {"kernels__compile": True}),
     ("compile-off", "you set torch_compile: false", {"count": 100}, [], "kernels.compile", {}),
     ("too-many-workers", "64 workers on 16 cores", WAITS, [PADDED | {"workers": 64}], "", UNPACKED),
     ("too-few-workers", "4 workers on 16", WAITS, [PADDED], "", UNPACKED),
     ("kernel-fell-back", "no flash", {}, [NO_FLASH], "", {}),
     ("loss-spikes", "1 spikes; the last one to 9 from 2", {}, [SPIKE], "", {}),
     ("below-the-band", "20,000 tokens/s", {"tokens_per_second": 20_000.0}, [], "", {}),
-    ("short-rows-alone", "you set packing: none", {}, [PADDED], "data.packing", LONG),
 ])  # fmt: skip
 def test_a_fault_is_named_with_its_evidence(name, says, steps, events, requested, plan):
     lines = step_events(steps.get("count", 12), **steps)
@@ -116,13 +108,9 @@ def test_growing_counts_are_found(name, field, each_line, says):
     check_told(name, record(finished_events(steps)), says)
 
 
-def test_other_faults_are_named_with_their_evidence():
-    skipped = finished_events([*step_events(), *step_events(4, grad_norm="inf")])
-    check_told(
-        "fp16-skips", record(skipped, planned(kernels__precision="fp16")), "4 of 16 log lines"
-    )
-    failed = record([*step_events(4), {"event": "failed", "error": "ValueError: a row"}])
-    check_told("failed", failed, "ValueError: a row")
+def test_a_run_that_failed_is_told_with_its_error():
+    error = {"event": "failed", "error": "ValueError: a row"}
+    check_told("failed", record([*step_events(4), error]), "ValueError: a row")
 
 
 def test_recomputing_is_left_alone_where_memory_is_short():
@@ -130,46 +118,15 @@ def test_recomputing_is_left_alone_where_memory_is_short():
     steps = step_events(peak_reserved_bytes=60 * GIB)
     plan = planned(("kernels.checkpointing",), **FULL, memory__parts=parts)
     assert "needless-recomputing" not in found_in(record(finished_events(steps), plan))
-    # The planner knows the shapes, so its advice before the run is trusted.
-    plan["remarks"] = [{"kind": "advice", "path": "kernels.checkpointing", "text": "16-fit"}]
-    found = found_in(record(finished_events(steps), plan))["needless-recomputing"]
-    assert "16-fit" in found.evidence
-
-
-@each(
-    ("last", "kept", "severity"),
-    [(1.06, False, "note"), (1.5, False, "warning"), (1.5, True, "note")],
-)
-def test_overfitting_is_found(last, kept, severity):
-    steps = step_events(20)
-    evals = [
-        {"event": "eval", "split": "validation", "step": n, "loss": loss, "seconds": 0.1}
-        for n, loss in enumerate([2.0, 1.0, last])
-    ]
-    best = [{"event": "took_best", "step": 1}] if kept else []
-    found = found_in(record(finished_events(steps, *evals, *best)))
-    assert (found["loss-stays"].severity, found["overfits"].severity) == ("note", severity)
-    assert ("the best weights were kept" in found["overfits"].evidence) is kept
 
 
 def test_a_run_whose_every_step_is_clipped_is_told_and_a_few_are_not():
     plan = planned(optim__max_grad_norm=1.0)
-    found = found_in(record(finished_events(step_events(20, grad_norm=3.2)), plan))
-    clipped = found["always-clipped"]
-    assert clipped.severity == "note"
-    assert (
-        clipped.evidence
-        == "20 of 20 log lines have a gradient norm above max_grad_norm 1; the median is 3.2"
-    )
-    assert clipped.overrides == ("training.config.max_grad_norm=6",)
-    far = found_in(record(finished_events(step_events(20, grad_norm=32.0)), plan))
-    assert far["always-clipped"].severity == "warning"
-    some = [{**e, "grad_norm": 3.0 if e["step"] % 20 else 0.5} for e in step_events(20)]
-    some[0]["grad_norm"] = some[1]["grad_norm"] = 0.5
+    clipped = found_in(record(finished_events(step_events(20, grad_norm=3.2)), plan))
+    assert clipped["always-clipped"].severity == "note"
+    assert clipped["always-clipped"].overrides == ("training.config.max_grad_norm=6",)
+    some = [*step_events(18, grad_norm=3.0), *step_events(2, grad_norm=0.5)]
     assert "always-clipped" not in found_in(record(finished_events(some), plan))
-    without = planned(optim__max_grad_norm=0.0)
-    steps = finished_events(step_events(20, grad_norm=3.0))
-    assert "always-clipped" not in found_in(record(steps, without))
 
 
 def test_other_holders_are_named_as_the_start_saw_them():
@@ -190,44 +147,30 @@ def test_every_rule_is_in_the_table_and_has_a_test():
         and function.__annotations__.get("return") == "Answer"
     ]
     assert sorted(written) == sorted(RULES)
-    assert len(RULES) > 50
+    assert len(RULES) > 40
     tests = Path(__file__).parents[1]
     files = [*tests.glob("insight/test_*.py"), *tests.glob("jobs/**/test_planted*.py")]
     texts = "".join(file.read_text(encoding="utf-8") for file in files)
     assert [name for name in RULES if f'"{name}"' not in texts] == []
 
 
-# --- a run on a CPU with neighbours --------------------------------------------------------------
+# --- a run on a crowded CPU ------------------------------------------------------------------
 
 
-def crowded_run(threads: int, others: float, *more: Any, cores: int = 2) -> RunRecord:
+def crowded_run(threads: int, others: float, cores: int = 2) -> RunRecord:
     told = {"event": "threads", "step": 0, "threads": threads, "cores": cores, "because": "x"}
     gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
     steps = step_events(cpu_others=others, mfu=None, **gone)
-    return record(finished_events(steps, told, *more), planned(**ON_CPU), gpus=())
+    return record(finished_events(steps, told), planned(**ON_CPU), gpus=())
 
 
-def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
+def test_a_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
     """A run was once called good while others used 80 % of two cores."""
     run = crowded_run(1, 0.8)
-    finding = found_in(run)["busy-cores"]
-    assert finding.evidence == "1 thread on 2 cores, of which other processes used 1.6 (80 %)"
-    assert "OMP_NUM_THREADS" not in finding.fix
+    finding, verdict = found_in(run)["busy-cores"], judged(run)
+    assert finding.evidence.startswith("1 thread on 2 cores, of which other processes used 1.6")
     assert finding.fix.startswith("stop the other processes")
-    verdict = judge(evidence(run))
     assert "good" not in verdict.sentence
-    assert "while other processes used 1.6 of 2 cores" in verdict.sentence
-
-
-def test_neighbours_are_named_where_the_run_has_looked():
-    seen = [
-        {"name": "python3", "pid": 77, "cores": 1.12},
-        {"name": "rustc", "pid": 8, "cores": 0.4},
-    ]
-    run = crowded_run(2, 0.75, {"event": "neighbours", "step": 5, "processes": seen})
-    who = "most of all python3 (pid 77, 1.1 cores), rustc (pid 8, 0.4 cores)"
-    assert found_in(run)["busy-cores"].evidence.endswith(who)
-    assert who in judge(evidence(run)).sentence
 
 
 @each(("dry", "severity"), [(0.9, "warning"), (0.0, "note")])
@@ -260,8 +203,7 @@ def test_odd_values_in_the_plan_or_the_machine_of_a_foreign_run_do_no_harm():
             runs[f"gpu {name}"] = record(lines, planned(kernels__precision="fp32"), gpus=(gpu,))
         for name, run in runs.items():
             try:
-                find(evidence(run))
-                judge(evidence(run))
+                judged(run)
             except Exception as error:  # noqa: BLE001 - any error is a fault
                 wrong.append(f"{name}={odd!r}: {type(error).__name__}: {error}")
     assert "\n".join(wrong) == ""

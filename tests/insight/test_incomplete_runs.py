@@ -59,7 +59,6 @@ def test_damaged_files_are_reported_and_the_rest_is_shown(tmp_path: Path):
         {"time_forward": {}, "gpu_utilization": "x"},
         {"loss": 1e308, "mfu": 1e308, "seconds": 1e308},
         {"event": "feed", "kind": 3},
-        {"event": "syncs", "count": "x", "places": 5},
         {"event": "rolled_back", "from_step": "a"},
     ],
     ids=lambda odd: "-".join(odd),
@@ -70,7 +69,7 @@ def test_odd_values_in_events_do_no_harm(tmp_path: Path, odd: dict[str, Any]):
 
 
 def test_every_kind_of_event_may_be_empty(tmp_path: Path):
-    kinds = "data eval saved fell_back rolled_back not_finite spike warning resumed rejected syncs"
+    kinds = "data eval saved fell_back rolled_back not_finite spike warning resumed rejected"
     kinds += " took_best finished stopped failed kernels compiled loaded feed epoch log_failed"
     events = [{"event": kind} for kind in ("started", *kinds.split())]
     check_harmless(html_of(write_run(tmp_path / "run", events)))

@@ -60,7 +60,7 @@ def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
 
 
 def test_a_cpu_run_shows_its_losses_its_plan_and_why_there_is_nothing_of_a_gpu(tmp_path: Path):
-    page = page_with(tmp_path)
+    page = page_with(tmp_path, [{**event, "smoothed_loss": 1.5} for event in usual()])
     assert not GPU_FIGURES & figures_of(page)
     assert not {"GPU utilization", "MFU", "Peak memory"} & set(cards_of(page))
     text = text_of(section_of(page, "numbers"))
@@ -72,7 +72,7 @@ def test_a_cpu_run_shows_its_losses_its_plan_and_why_there_is_nothing_of_a_gpu(t
         ("validation", "dots"),
     ]
     plan = section_of(page, "plan")
-    assert "<summary>Kernels: device cpu</summary>" in plan
+    assert "<summary>Kernels: 1</summary>" in plan
     assert "<summary>1 at their defaults or not used here</summary>" in plan
     assert rows_of(plan) == [
         ("kernels.device", "cpu", "no GPU", "machine"),
@@ -97,13 +97,13 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
 def test_the_loss_is_the_end_of_the_curve_and_the_last_validation_is_named_where_it_is_worse(
     tmp_path: Path,
 ):
-    lines = [step_event(number, loss=2.0 - number / 50) for number in range(1, 51)]
+    lines = [step_event(n, loss=2.0 - n / 50, smoothed_loss=2.02 - n / 50) for n in range(1, 51)]
     evals = [
         {"event": "eval", "time": START + at, "step": at, "split": "validation", "loss": loss}
         for at, loss in ((20, 1.1), (50, 1.5))
     ]
     cards = cards_of(page_with(tmp_path, [started(), *lines, *evals]))
-    assert cards["Loss"] == ("1.0100", "smoothed, at step 50")
+    assert cards["Loss"] == ("1.0200", "smoothed, at step 50")
     assert cards["Validation loss"][1].startswith("best, at step 20, last 1.5000")
 
 
@@ -129,13 +129,16 @@ def test_a_repeated_step_is_drawn_once_and_a_pause_takes_no_time(tmp_path: Path)
     assert told[3] == "rolled back from step 10 to 4"
     day = 86_400.0
     events = [
-        started(),
+        started(total_steps=33),
         {"event": "stopped", "time": START + 10, "step": 5, "reason": "signal"},
         {"event": "resumed", "time": START + day, "step": 5, "path": "x"},
-        started(time=START + day),
-        finished(9, time=START + day + 20),
+        started(time=START + day, total_steps=66),
+        step_event(60, time=START + day + 10, epoch=2),
+        finished(66, time=START + day + 20, tokens=140),
     ]
-    assert cards_of(page_with(tmp_path, events))["Duration"][0] == "30 s"
+    cards = cards_of(page_with(tmp_path, events))
+    assert cards["Duration"][0] == "30 s"
+    assert cards["Steps"] == ("66", "of 66, 2 epochs, 140 tokens")
 
 
 def test_fallbacks_and_warnings_are_reported_with_their_reasons(tmp_path: Path):
@@ -155,14 +158,12 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
     facts = {
         "accuracy": 0.5,
         "cases": cases,
-        "wins": ["0"],
         "gate": {"passed": False, "reasons": ["2 of 4 cases have no oracle"]},
         "baseline": {"accuracy": 0.25},
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert "Correct answers: 1" in text
+    assert "1 correct answers" in text
     assert "2 answers not judged" in text
-    assert "1 answers that the baseline got wrong" in text
     assert "The quality gate fails: 2 of 4 cases have no oracle." in text
     assert "25.0%" in text
 
@@ -177,14 +178,12 @@ def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path
     facts = {"rows_in": 5, "documents": 5, "tokens": 200, "trainable_tokens": 50, "longest": 99}
     text = json.dumps({**facts, "histogram": counts, "dropped": {"too long": 2}})
     (data / "statistics.json").write_text(text, encoding="utf-8")
-    (data / "rejects.jsonl").write_text('{"line": 7, "why": "<i>bad</i>"}\n', encoding="utf-8")
     run = write_run(tmp_path / "runs" / "run", [started(), data_event("tokens-1"), *usual()[1:]])
     page = page_of(run)
     shown = text_of(section_of(page, "data"))
     assert "Row lengths in tokens ≤32 3 ≤64 0 ≤128 2 " in shown
     assert cards_of(page)["Tokens trained on"][1] == "25.0% of all"
     assert cards_of(page)["Rows left out"][0] == "2"
-    assert "why: &lt;i&gt;bad&lt;/i&gt;" in page_html(page)
 
 
 def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
@@ -224,30 +223,12 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     two = write_run(tmp_path / "runs" / "two", slow, plan=changed)
     page = page_of(one, two, one)
     charts = charts_of(page)
-    for name in ("loss-by-step", "loss-by-tokens", "loss-by-time", "evals-by-step"):
+    for name in ("loss-by-step", "evals-by-step"):
         assert [line["name"] for line in charts[name]] == ["one", "two", "one (2)"]
-    assert [line["x"][-1] for line in charts["loss-by-time"]] == [15.0, 30.0, 15.0]
     rows = {row[0]: row[1:] for row in rows_of(section_of(page, "comparison"))}
     assert rows["tokens per second"] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
     assert rows["optim.learning_rate"] == ("0.0001", "5e-05", "0.0001")
     check_harmless(page_html(page))
-
-
-def test_compared_runs_have_the_steps_and_the_time_of_all_their_sessions(tmp_path: Path):
-    first = [started(total_steps=33), step_event(30), finished(33, tokens=70)]
-    longer = [
-        *first,
-        {"event": "resumed", "time": START + 86_400, "step": 33, "path": "x"},
-        started(time=START + 86_400, total_steps=66),
-        step_event(60, time=START + 86_410, epoch=2),
-        finished(66, time=START + 86_420, tokens=140),
-    ]
-    one, two = write_run(tmp_path / "one", first), write_run(tmp_path / "two", longer)
-    rows = {row[0]: row[1:3] for row in rows_of(section_of(page_of(one, two), "comparison"))}
-    assert rows["steps"] == ("33", "66")
-    assert rows["tokens"] == ("70", "140")
-    assert rows["duration, without pauses"] == ("33 s", "53 s")
-    assert cards_of(page_of(two))["Steps"] == ("66", "of 66, 2 epochs, 140 tokens")
 
 
 def test_a_ladder_is_drawn_as_bars_in_a_run_and_alone(tmp_path: Path):

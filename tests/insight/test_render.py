@@ -18,7 +18,6 @@ from expert.insight.page.figures import (
     Series,
     clock_words,
     listed_values,
-    smoothed,
     thinned,
 )
 from expert.insight.page.render import MAX_TEXT, make_environment, make_section, shown
@@ -80,19 +79,6 @@ def test_a_long_series_keeps_its_spike_its_dip_its_ends_and_its_holes():
     assert any(value is None for _, value in thinned(holed))
 
 
-def test_smoothing_is_the_mean_of_the_neighbours_by_their_tokens_past_what_is_missing():
-    points = [(float(x), float(x % 7)) for x in range(100)]
-    weights = [float(1 + x % 3) for x in range(100)]
-    half = 2  # a twenty-fifth of 100 is 4: two on each side
-    for place in (0, 1, 50, 99):
-        near = range(max(0, place - half), min(100, place + half + 1))
-        plain = sum(points[n][1] * weights[n] for n in near) / sum(weights[n] for n in near)
-        # Sums from the start against a sum of five: 100 additions of numbers below 20.
-        assert smoothed(points, weights)[place][1] == pytest.approx(plain, rel=1e-12)
-    points = [(0.0, 1.0), (1.0, None), (2.0, 3.0)]
-    assert smoothed(points, [1.0, 1.0, 1.0]) == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
-
-
 def test_a_line_chart_has_its_points_for_the_script_and_its_values_for_a_reader():
     points = [(1.0, 2.0), (2.0, None), (3.0, 1e300)]
     figure = Figure(name="x", title="X", series=(Series(name="a <b>", points=points, colour=1),))
@@ -107,7 +93,7 @@ def test_a_line_chart_has_its_points_for_the_script_and_its_values_for_a_reader(
 def test_bars_have_their_share_of_the_space():
     rows = [("low", 10.0, "10", "", 1), ("top", 30.0, "30", "", 1), ("bad", None, "failed", "", 7)]
     bars = make_section("ladder", "B", "", "", "Speed", rows, ("a", "b", "c"), [], [])
-    parts = make_section("time", "T", [("a", 1.0, "1 s", 1), ("b", 3.0, "3 s", 2)], "", [], [], "")
+    parts = make_section("time", "T", [("a", 1.0, "1 s", 1), ("b", 3.0, "3 s", 2)], "", [], "")
     for section, places in (
         (bars, ["width:33.33%", "width:100.00%", "width:0.00%"]),
         (parts, ["width:25.00%", "width:75.00%"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
 from expert.core.text import visible
-from expert.manifest.migrate.aliases import CONFIG_ALIASES
 from expert.manifest.reader import interpret_document
 from expert.manifest.schema.expectations import resolve, schema
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
@@ -178,11 +176,6 @@ def document_of(data: Mapping[str, Any]) -> Document:
     return parse_document(json.dumps(data), "json")
 
 
-def _aliases_of(key: str) -> list[str]:
-    """Other names of a key of training.config."""
-    return [alias for alias, canonical in CONFIG_ALIASES.items() if canonical == key]
-
-
 def _settle_names(data: dict[str, Any]) -> None:
     """Names hold no character that is not seen."""
     for named in (data, *data["base_models"], *data.get("soft_prompts", [])):
@@ -191,25 +184,3 @@ def _settle_names(data: dict[str, Any]) -> None:
     dataset = data["training"]["dataset"]
     if dataset.get("tasks"):
         dataset["tasks"] = {visible(key, keep=""): one for key, one in dataset["tasks"].items()}
-
-
-@st.composite
-def any_spelling(draw: st.DrawFn, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The same manifest in another layout: aliases, flat keys, the single model of 1.0."""
-    spelt = copy.deepcopy(dict(data))
-    training = spelt["training"]
-    config = training.pop("config", {})
-    places: list[dict[str, Any]] = [spelt, training, training.setdefault("config", {})]
-    for key, value in config.items():
-        if key == "save_every_epochs":  # elsewhere it asks for a checkpoint per epoch besides
-            places[-1][key] = value
-            continue
-        draw(st.sampled_from(places))[draw(st.sampled_from([key, *_aliases_of(key)]))] = value
-    if len(spelt["base_models"]) == 1 and draw(st.booleans()):
-        spelt["schema_version"] = "1.0"
-        spelt["base_model"] = spelt.pop("base_models")[0]
-        if "adapters" in spelt["base_model"]:
-            spelt["adapters"] = spelt["base_model"].pop("adapters")
-    if draw(st.booleans()):
-        spelt[draw(st.sampled_from(["dataset", "data"]))] = training.pop("dataset")
-    return spelt

@@ -21,7 +21,6 @@ SCALARS = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 )
-WORDS = "write true, false, null, a number, or text in quotes"
 KEYS = st.text().filter(lambda key: not key.startswith("_"))  # those are comments
 TREES = st.recursive(
     SCALARS,
@@ -77,6 +76,8 @@ def test_a_value_knows_its_path_its_line_and_its_kind():
         ("a.b[1]", 5),
         ("a.b[1].c", 5),
     ]
+    odd = '{"a"\n\t:' + r'[" : y", "x", "\/\b\f\ud83d\ude00"],"b" :{}, "c:" : "\\ud83d"}'
+    assert parse_json(odd, "m.json")[0].plain() == json.loads(odd)
     item, _ = parse_json("[1, 1.0, 1e3, -0, 5e-5]", "m.json")
     assert list(map(repr, item.plain())) == ["1", "1.0", "1000.0", "0", "5e-05"]
     item, problems = parse_json('{"a": 1, "_a": 1,\n"a": 2, "_a": 2, "_a": 3}', "m.json")
@@ -89,19 +90,17 @@ def test_a_value_knows_its_path_its_line_and_its_kind():
 @each(
     ("text", "refusal"),
     [
-        ('{"a": .5}', "line 1: '.' is not JSON"),
-        ('{"a": 01}', 'line 1: "," or "}" expected after this value  (a missing comma?)'),
-        ('{"a": ٣}', "line 1: '٣' is not JSON"),
-        ('{"a": 1٣}', 'line 1: "," or "}" expected after this value  (a missing comma?)'),
-        (
-            '{"a": FALSE}',
-            "line 1: FALSE is not JSON  (write true, false, null, a number, or text in quotes)",
+        ('{"a": FALSE}', "FALSE is not JSON  (write true, false, null, a number, or text in quo"),
+        ('{"a": .5}', ". is not JSON  (write true, false, null, a number, or text in quotes)"),
+        *(
+            (text, '"," expected after this value  (a missing comma?)')
+            for text in ('{"a": 01}', '{"a": 1٣}', "[1 2]")
         ),
-        ('{"a": "x', "line 1: broken string: unterminated string starting"),
-        ("[1, 2", 'line 1: the file ends before the closing "]"  (is it cut off?)'),
-        ("[" * 100, "line 1: nested more than 60 deep  (this is not a manifest)"),
-        ("[" + "1," * 6000, "line 1: more than 5,000 values  (this is not a manifest)"),
+        ('{"a": "x', "broken string: unterminated string starting"),
+        ("[1, 2", "the file ends too early  (is it cut off?)"),
+        ("[" * 62 + "]" * 62, "nested more than 60 deep  (this is not a manifest)"),
+        ("[" + "1," * 6000 + "1]", "more than 5,000 values  (this is not a manifest)"),
     ],
 )
 def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str):
-    assert _refusal(text) == refusal
+    assert _refusal(text).startswith(f"line 1: {refusal}")

@@ -40,6 +40,7 @@ from tests.manifest.reading import (
 _FLAGS = (
     *("torch_compile", "deterministic", "dataloader_pin_memory", "dataloader_persistent_workers"),
     *("use_tf32", "flash_attention_2", "fused_loss", "packing", "train_on_prompt"),
+    "gradient_checkpointing",
 )
 _SHARES = ("learning_rate", "dropout", "adam_epsilon")
 CONFIG_VALUES: dict[str, tuple[Any, Any]] = {

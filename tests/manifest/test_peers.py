@@ -38,6 +38,7 @@ checkpointer: {checkpoint_dir: /m/small}
 dataset: {_component_: torchtune.datasets.alpaca_dataset}
 optimizer: {_component_: torch.optim.AdamW, lr: 2e-5}
 """
+PACKED = "per_device_train_batch_size: 4\npacking: true\n"
 LOWEST = "config.lr_scheduler_kwargs.min_lr"
 
 
@@ -108,8 +109,10 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (f"{MINIMAL}lr_scheduler: {SCHEDULE}\n", "config.lr_scheduler", "cosine"),
         (f"{MINIMAL}lr_scheduler: {SCHEDULE}\n", "config.lr_scheduler_kwargs.num_cycles", 2),
         # TRL and Unsloth: max_steps alone ends a run there
-        (trl("max_steps: 60\nnum_train_epochs: 1\n"), "config.epochs", 60),
         (trl("max_steps: 60\nepochs: 1\n"), "config.epochs", 1),
+        (trl(PACKED), "config.batch_tokens", 4 * 1024),  # TRL's own length
+        (trl(f"{PACKED}finetuning_type: lora\n"), "config.batch_tokens", 4 * 2048),
+        (trl("per_device_train_batch_size: 4\nmax_length: 512\n"), "config.batch_tokens", None),
         (f"{MINIMAL}max_steps: 60\n", "config.epochs", 3),
         (f"{MINIMAL}warmup_steps: 9\nwarmup_ratio: 0.1\n", "config.warmup_ratio", 0.1),
         # A whole manifest may speak of templates.
@@ -279,26 +282,6 @@ def test_packed_sequences_of_axolotl_are_counted_in_tokens_and_rows_as_rows():
     assert (ours.batch_size, ours.micro_batch_size) == ("auto", 2)
 
 
-@each(
-    ("more", "tokens"),
-    [
-        ("packing: true\nmax_length: 512\n", 4 * 512),
-        ("packing: true\n", 4 * 1024),  # TRL's own length
-        ("packing: true\nfinetuning_type: lora\n", 4 * 2048),  # LLaMA-Factory's
-        ("neat_packing: true\ncutoff_len: 4096\nstage: sft\n", 4 * 4096),
-        ("packing: false\nmax_length: 512\n", None),
-    ],
-)
-def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, tokens):
-    text = trl(f"per_device_train_batch_size: 4\n{more}")
-    for key in ("model_name_or_path", "model_name"):
-        config = read(text.replace("model_name_or_path", key)).manifest.training.config
-        assert config.batch_tokens == tokens
-        assert config.batch_size == (4 if tokens is None else "auto")
-    ours = read(text.replace("model_name_or_path", "base_model")).manifest
-    assert ours.training.config.batch_size == 4
-
-
 def in_folder(folder: Path, text: str, info: Any) -> Path:
     """The text as a file, beside a data folder with a dataset_info.json."""
     (folder / "data").mkdir(exist_ok=True)
@@ -446,7 +429,6 @@ def test_an_absolute_output_folder_of_another_trainer_moves_into_the_run_folder(
 @each(
     ("text", "path", "value"),
     [
-        ("use_rslora: true\nlora_r: 16\nlora_alpha: 8\n", "config.alpha", 32),
         ("peft_use_rslora: true\nlora_r: 4\n", "config.alpha", 16),
         ("use_rslora: false\nlora_alpha: 8\n", "config.alpha", 8),
         ("chat_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),

@@ -15,12 +15,12 @@ from expert.manifest.migrate.aliases import (
     LOOSE_DATASET_KEYS,
     SPECIAL_NAMES,
 )
-from expert.manifest.notices import Notice
 from expert.manifest.reader import interpret_document
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec, Decoding
 from expert.manifest.schema.manifest import BaseModelSpec, Manifest, Training
 from expert.manifest.text.document import parse_document
+from expert.manifest.text.item import Notice
 from tests.each import each
 from tests.manifest.reading import error_of, read
 

@@ -46,16 +46,3 @@ def test_importing_the_package_alone_imports_nothing_of_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.returncode) == ([], 0)
-
-
-def test_reading_a_json_manifest_loads_no_yaml_parser():
-    code = (
-        "import sys\n"
-        "from expert.manifest.text.document import parse_document\n"
-        "from expert.manifest.reader import interpret_document\n"
-        """text = '{"base_model": "X", "dataset": "a.jsonl"}'\n"""
-        "interpret_document(parse_document(text, 'json'))\n"
-        "print('yaml' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "False", done.stderr

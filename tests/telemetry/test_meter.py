@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.page.facts import MIN_SMOOTHED
-from expert.insight.page.figures import smoothed
-from expert.telemetry.meter import Meter, StepCounts
+from expert.telemetry.meter import MIN_SMOOTHED, SMOOTH_SHARE, Meter, StepCounts
 from expert.telemetry.timeline import StepTimes
 from tests.each import each
 from tests.telemetry.clocks import HandClock
@@ -206,14 +204,14 @@ def test_the_time_left_has_as_many_pauses_in_it_as_the_time_before(clock):
     assert meter.eta_seconds() == 3.0
 
 
-def test_the_loss_of_a_run_is_the_end_of_its_smoothed_curve_and_its_rate_a_median(clock):
+def test_the_loss_of_a_run_is_the_mean_of_its_newest_lines_and_its_rate_a_median(clock):
     meter, told = Meter(clock, settling=0), []
     for step in range(1, 101):
         make(meter, clock, 50.0 if step > 98 else 1.0, first=step, loss_sum=50.0 * step)
         line = meter.step_line(step)
-        told.append((float(step), line["loss"]))
-        curve = smoothed(told, [50.0] * step) if step >= MIN_SMOOTHED else told
-        assert line["smoothed_loss"] == pytest.approx(curve[-1][1])
+        told.append(line["loss"])
+        newest = told[-1 - (max(1, round(step * SMOOTH_SHARE)) if step >= MIN_SMOOTHED else 0) :]
+        assert line["smoothed_loss"] == pytest.approx(sum(newest) / len(newest))
     assert line["median_tokens_per_second"] == 90.0
     resumed = Meter(clock)
     resumed.restore(meter.state())

@@ -18,7 +18,7 @@ from expert.core.secrets import redacted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.insight.ladder.ladder import Ladder
+    from expert.insight.ladder import Ladder
     from expert.jobs.benchmark.benchmark import BenchmarkRequest
 
 SHOWN = ("setting", "tokens/s", "±", "gain", "in all", "loss", "")
@@ -29,11 +29,7 @@ Minutes = Annotated[float | None, typer.Option(min=0.5, help="Time budget; defau
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes instead of ten.")]
 OnlySettings = Annotated[
     list[str] | None,
-    typer.Option(metavar="SETTING", help="Measure this setting and the one before; repeatable."),
-]
-TwoResults = Annotated[
-    tuple[Path, Path] | None,
-    typer.Option(metavar="A B", help="Compare two results."),
+    typer.Option(metavar="SETTING", help="Measure this setting after the baseline; repeatable."),
 ]
 ResultFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON, .md and .html.")
@@ -47,7 +43,6 @@ def benchmark(
     quick: Quick = False,
     minutes: Minutes = None,
     only: OnlySettings = None,
-    compare: TwoResults = None,
     to: ResultFile = None,
     output: Annotated[
         Path | None, options.output_option("Folder for benchmarks/; default: runs/.")
@@ -62,10 +57,7 @@ def benchmark(
     """Measure every optimization, from the settings most people start with to the full plan."""
     from expert.jobs.benchmark.benchmark import BenchmarkRequest
 
-    console = make_console(error=as_json, needed=compare is not None)
-    if compare is not None:
-        show_compared(*compare, console, as_json=as_json)
-        return
+    console = make_console(error=as_json, needed=False)
     manifest = options.one_manifest(file, manifest)
     flags = options.flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
     changes = (*flags, *(overrides or ()))
@@ -112,7 +104,7 @@ def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_j
 
 def show_ladder(ladder: Ladder, console: Console) -> None:
     """The headline, the bars, the table, and how it was measured."""
-    from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
+    from expert.insight.ladder import COLUMNS, headline, how_measured, table_rows
 
     show(console, f"\n{headline(ladder)}\n", "bold")
     if console.is_terminal:
@@ -127,27 +119,3 @@ def show_ladder(ladder: Ladder, console: Console) -> None:
     show_sheet(Sheet(SHOWN, [rows]), console)
     for line in how_measured(ladder):
         show(console, line, "dim")
-
-
-def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:
-    """Two results, with their ratio."""
-    from expert.insight.ladder.comparison import compare
-
-    found, doubts = compare(first, second)
-    for doubt in doubts:  # with --json: on standard error
-        show(console, f"! {doubt}", "yellow")
-    if as_json:
-        keys = ("what", "first", "second", "ratio")
-        write_json([dict(zip(keys, row, strict=True)) for row in found])
-        return
-
-    def number(value: float | None) -> str:
-        if value is None:
-            return "–"
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-    lines = [
-        [name, number(one), number(two), "–" if ratio is None else f"{ratio:.3f}x"]
-        for name, one, two, ratio in found
-    ]
-    show_sheet(Sheet(("", str(first), str(second), "ratio"), [lines]), console)

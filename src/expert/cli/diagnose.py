@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +16,10 @@ from expert.core.text import counted, percent, shell_quoted, span, times
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from expert.insight.findings.finding import Finding
+    from expert.insight.page.facts import RunFacts
     from expert.insight.step.anatomy import RunTimes, StepAnatomy
     from expert.jobs.diagnose.check import Check
-    from expert.jobs.diagnose.diagnose import Diagnosis
     from expert.jobs.diagnose.short_runs import Profile
     from expert.manifest.reader import ReadManifest
 
@@ -27,7 +28,6 @@ DIAGNOSE_EPILOG = (
 )
 MARKS = {"error": "✗ error", "warning": "! warning", "note": "· note", "good": "✓ good"}
 SHOWN_KERNELS = 15
-LONGEST_NAME = 70
 
 
 def diagnose(
@@ -122,7 +122,7 @@ def _progress(text: str) -> None:
 # --- a run ---------------------------------------------------------------------------------------
 
 
-def show_diagnosis(found: Diagnosis, console: Console) -> None:
+def show_diagnosis(found: RunFacts, console: Console) -> None:
     """The verdict, then its evidence, then what to do."""
     verdict, learning = found.verdict, found.learning
     good = verdict.kind == "compute-bound" and not verdict.fix
@@ -136,20 +136,12 @@ def show_diagnosis(found: Diagnosis, console: Console) -> None:
         show(console, f"{learning.kind}: {learning.sentence}", style)
         if learning.fix:
             show(console, f"fix: {learning.fix}")
-    if found.step_verdict != verdict:
-        show(console, f"a single step: {found.step_verdict.sentence}")
     if found.anatomy.step is not None:
         _show_step(found.anatomy.step, console)
     _show_run(found.anatomy.run, console)
     show(console, "")
     if found.findings:
-        rows = [
-            (MARKS[each.severity], each.name, f"{each.title}\n{each.evidence}", each.fix,
-             times(each.gain) if each.gain else "")
-            for each in found.findings
-        ]  # fmt: skip
-        columns = ("severity", "name", "finding", "fix", "up to")
-        show_sheet(Sheet(columns, [rows], dim=("name",)), console)
+        _show_findings(found.findings, console)
     else:
         show(console, "No issues found.", "green")
     show(console, "")
@@ -175,11 +167,8 @@ def _show_step(step: StepAnatomy, console: Console) -> None:
         "steps where the device ran dry": step.ran_dry,
         "padding": step.padding,
     }
-    facts = [
-        f"{rate:,.0f} {unit}" if rate >= 10 else f"{rate:.2g} {unit}"
-        for unit, rate in rates.items()
-        if rate is not None
-    ]
+    facts = [f"{rate:,.3g} {unit}" if rate < 10 else f"{rate:,.0f} {unit}"
+             for unit, rate in rates.items() if rate is not None]  # fmt: skip
     facts += [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]
     if facts:
         show(console, "  " + ", ".join(facts))
@@ -195,7 +184,7 @@ def _show_run(spent: RunTimes, console: Console) -> None:
     show_bars(bars, spent.total, console)
 
 
-def _next_command(found: Diagnosis) -> str:
+def _next_command(found: RunFacts) -> str:
     from expert.core.rundir import named_manifest
 
     keys = found.verdict.overrides or next(
@@ -214,19 +203,23 @@ def _next_command(found: Diagnosis) -> str:
     return f"next: {found.resume_command or sample}"
 
 
+def _show_findings(findings: Sequence[Finding], console: Console) -> None:
+    rows = []
+    for each in findings:
+        what = "\n".join(part for part in (each.title, each.evidence) if part)
+        gain = f" (up to {each.gain:.2g}×)" if each.gain and each.fix else ""
+        rows.append((MARKS[each.severity], each.name, what, each.consequence, each.fix + gain))
+    columns = ("", "name", "finding", "consequence", "fix")
+    show_sheet(Sheet(columns, [rows], dim=("name",)), console)
+
+
 # --- before a run --------------------------------------------------------------------------------
 
 
 def show_check(found: Check, console: Console) -> None:
     """Findings, worst first, then a summary."""
-    rows = []
-    for each in found.findings:
-        what = "\n".join(part for part in (each.title, each.evidence) if part)
-        gain = f" (up to {each.gain:.2g}×)" if each.gain and each.fix else ""
-        rows.append((MARKS[each.severity], each.name, what, each.consequence, each.fix + gain))
     show(console, "")
-    columns = ("", "name", "finding", "consequence", "fix")
-    show_sheet(Sheet(columns, [rows], dim=("name",)), console)
+    _show_findings(found.findings, console)
     show(console, "")
     severities = [each.severity for each in found.findings]
     errors, warnings = severities.count("error"), severities.count("warning")
@@ -245,9 +238,8 @@ def show_profile(found: Profile, console: Console) -> None:
     steps, ran = max(1, found.updates), sum(seconds for _, seconds, _ in found.kernels)
     rows = []
     for name, seconds, calls in found.kernels[:SHOWN_KERNELS]:
-        short = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
         share = f"{seconds / ran:.1%}" if ran else ""
-        rows.append((short, f"{1000 * seconds / steps:.2f} ms", share, f"{calls / steps:.0f}"))
+        rows.append((name[:70], f"{1000 * seconds / steps:.2f} ms", share, f"{calls / steps:.0f}"))
     title = f"{counted(found.updates, 'step')} on {found.device}"
     columns = ("kernel or operator", "per step", "share", "calls per step")
     show_sheet(Sheet(columns, [rows], title), console)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from expert.cli.show import options
-from expert.cli.show.display import Line, make_console, show, show_lines, write_json
-from expert.cli.show.progress import Stages
+from expert.cli.show.display import Line, Waiting, make_console, show, show_lines, write_json
 from expert.core.errors import EXIT_DAMAGED, EXIT_UNAVAILABLE
 from expert.core.text import gib
 
@@ -102,7 +101,7 @@ def export(
         if push:
             check_push(push)
         run = options.chosen_run(run, expert)
-        with Stages(console) as stage:
+        with Waiting(console) as stage:
             done = export_job(
                 find_trained(run, "validated").path,
                 to,

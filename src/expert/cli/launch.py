@@ -11,6 +11,8 @@ import typer
 from expert.cli.plan import show_warnings
 from expert.cli.show import options
 from expert.cli.show.display import make_console, show, write_line
+from expert.core.files import write_text_atomically
+from expert.core.text import shell_quoted
 
 
 class ClusterKind(StrEnum):
@@ -45,12 +47,6 @@ Python = Annotated[
 Setup = Annotated[
     list[str] | None, typer.Option(metavar="LINE", help="Shell line to run first; repeatable.")
 ]
-Memory = Annotated[
-    str | None, typer.Option(help="Main memory of each machine, such as 64G or 64Gi.")
-]
-WarningSeconds = Annotated[
-    int, typer.Option(min=20, help="Seconds to save a checkpoint before it is killed.")
-]
 Image = Annotated[
     str | None, typer.Option(help="Kubernetes, SkyPilot: image with expert installed.")
 ]
@@ -61,8 +57,7 @@ Accelerator = Annotated[str | None, typer.Option(help="SkyPilot: name of the GPU
 Bucket = Annotated[
     str | None, typer.Option(help="SkyPilot: bucket, mounted at SHARED, such as s3://mine.")
 ]
-Infra = Annotated[str | None, typer.Option(help="SkyPilot: where, such as aws/us-east-1.")]
-_NOT_JOB_OPTIONS = ("on", "file", "manifest", "to")
+_NOT_OF_THE_JOB = ("on", "file", "manifest", "to")
 
 
 def launch(
@@ -77,43 +72,36 @@ def launch(
     folder: Folder = None,
     python: Python = None,
     setup: Setup = None,
-    cpus: Annotated[int, typer.Option(min=1, help="CPU cores of each rank.")] = 8,
-    memory: Memory = None,
-    warning: WarningSeconds = 120,
-    restarts: Annotated[int, typer.Option(min=0, help="Restarts after a crash.")] = 3,
-    time: Annotated[str | None, typer.Option(help="Slurm: limit, HH:MM:SS.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Slurm: where to queue.")] = None,
-    account: Annotated[str | None, typer.Option(help="Slurm: who is charged.")] = None,
-    qos: Annotated[str | None, typer.Option(help="Slurm: quality of service.")] = None,
     image: Image = None,
     claim: Claim = None,
-    namespace: Annotated[str | None, typer.Option(help="Kubernetes: of the job.")] = None,
     accelerator: Accelerator = None,
     bucket: Bucket = None,
-    infra: Infra = None,
-    spot: Annotated[bool, typer.Option("--spot", help="SkyPilot: preemptible machines.")] = False,
     overrides: options.Overrides = None,
 ) -> None:
     """Write the file that starts a run on a cluster, and print the command that submits it.
 
     The job starts `expert train --resume if-any` on every machine: started again after preemption,
-    it resumes from its newest checkpoint.
+    it resumes from its newest checkpoint. What only the scheduler needs, such as a time limit, is
+    an option of the command that submits it.
     """
-    asked = {name: value for name, value in locals().items() if name not in _NOT_JOB_OPTIONS}
-    from expert.jobs.launch import cluster
+    asked = {key: value for key, value in locals().items() if key not in _NOT_OF_THE_JOB}
+    from expert.jobs.launch.cluster import SUBMIT, SUFFIXES, job_file
 
     chosen = options.one_manifest(file, manifest)
     if chosen is None:
         raise options.UsageError("nothing to train  (expert launch --on slurm --manifest FILE)")
     changes = tuple(overrides or ())
     read = options.read_requested_manifest(chosen, None, changes)
-    asked |= {"setup": tuple(setup or ()), "overrides": changes}
-    job = cluster.make_job(read, on.value, **asked)
+    name, text = job_file(read, on.value, **asked | {"overrides": changes})
     if to == "-":
-        write_line(job.text)
+        write_line(text)
         return
     console = make_console()
     show_warnings(read, console)
-    written = cluster.write_job(job, Path(to) if to else None)
-    show(console, f"✓ {written}: {job.ranks} ranks, {gpus} on each of {nodes} machines")
-    show(console, f"next: {cluster.submit_command(job, written)}")
+    default = Path(read.source).absolute().parent / f"{name}{SUFFIXES[on.value]}"
+    written = Path(to) if to else default
+    if written.is_relative_to(Path.cwd()):
+        written = written.relative_to(Path.cwd())
+    write_text_atomically(written, text)
+    show(console, f"✓ {written}: {nodes * gpus} ranks, {gpus} on each of {nodes} machines")
+    show(console, f"next: {SUBMIT[on.value].format(name=name)} {shell_quoted(written)}")

@@ -98,10 +98,10 @@ def explain(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema with which editors check and complete manifests."""
-    from expert.manifest.editor import editor_schema
+    """Print the JSON Schema of the 2.0 layout, with which editors check and complete manifests."""
+    from expert.manifest.schema.expectations import schema as manifest_schema
 
-    write_json(editor_schema())
+    write_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **manifest_schema()})
 
 
 @app.command()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.show.display import Line, make_console, show_lines, waiting, write_json
+from expert.cli.show.display import Line, Waiting, make_console, show_lines, write_json
 from expert.cli.show.options import json_option, output_option
 from expert.core.text import counted, shell_quoted
 
@@ -61,7 +60,7 @@ def new(
     from expert.jobs.new.new_expert import new_expert
 
     progress = make_console(error=True)
-    with waiting(progress, "reading the rows") if progress.is_terminal else nullcontext():
+    with Waiting(progress, "reading the rows" if progress.is_terminal else ""):
         made = new_expert(
             name,
             data=data,

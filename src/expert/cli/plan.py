@@ -27,8 +27,8 @@ from expert.core.text import counted, duration_range, epochs_in_words, gib, valu
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.manifest.notices import Notice
     from expert.manifest.reader import ReadManifest
+    from expert.manifest.text.item import Notice
     from expert.planning.decisions import Decision, Remark
     from expert.planning.run_plan import RunPlan
 
@@ -53,23 +53,11 @@ _SAME_FOR_EVERY_CARD = (
 )
 _MULTI_GPU_KEYS = ("parallel.engine", "parallel.shard_ranks", "parallel.offload")
 _COMPARED_KEYS = (
-    "model.quantization",
-    "kernels.precision",
-    "kernels.attention",
-    "kernels.compile",
-    "kernels.checkpointing",
-    "kernels.recomputed_blocks",
-    "optim.optimizer",
-    "batch.examples_per_update",
-    "batch.sequences_per_update",
-    "batch.micro_batch",
-    "batch.accumulation",
-    "batch.eval_batch",
-    "memory.peak_bytes",
-    "memory.budget_bytes",
-    "memory.fits",
-    "length.total_steps",
-    "length.expected_seconds",
+    *("model.quantization", "kernels.precision", "kernels.attention", "kernels.compile"),
+    *("kernels.checkpointing", "kernels.recomputed_blocks", "optim.optimizer"),
+    *("batch.examples_per_update", "batch.sequences_per_update", "batch.micro_batch"),
+    *("batch.accumulation", "batch.eval_batch", "memory.peak_bytes", "memory.budget_bytes"),
+    *("memory.fits", "length.total_steps", "length.expected_seconds"),
 )
 
 
@@ -175,7 +163,9 @@ def show_plan(plan: RunPlan, console: Console, *, full: bool) -> None:
     if full:
         _show_decisions(plan, console)
         return
-    for decision in _decisive(plan):
+    decided = {each.path: each for each in plan.decisions}
+    found = [decided[path] for path in _DECISIVE if path in decided]
+    for decision in [d for d in found if d.value not in (None, "none", "single", False)][:3]:
         text = f"  {decision.path}: {_value(decision)}: {decision.because}"
         show(console, shorten(text.strip(), WIDTH, placeholder=" …"))
     rest = Counter[str](remark.kind for remark in plan.remarks if not _is_warning(remark))
@@ -212,13 +202,6 @@ def _run_in_words(plan: RunPlan) -> list[str]:
         f"chosen: {', '.join(used)}",
         *shared,
     ]
-
-
-def _decisive(plan: RunPlan) -> list[Decision]:
-    """The three decisions that matter most for this run."""
-    decided = {each.path: each for each in plan.decisions}
-    found = [decided[path] for path in _DECISIVE if path in decided]
-    return [each for each in found if each.value not in (None, "none", "single", False)][:3]
 
 
 def _show_decisions(plan: RunPlan, console: Console) -> None:

@@ -17,17 +17,17 @@ from expert.cli.plan import show_notices, show_plan
 from expert.cli.show import options
 from expert.cli.show.display import (
     Sheet,
+    Waiting,
     make_console,
     show,
     show_problems,
     show_sheet,
     write_json,
 )
-from expert.cli.show.progress import PreparingView, RunProgress, Stages
-from expert.cli.show.rows import show_rows
+from expert.cli.show.progress import PreparingView, RunProgress
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted, show_cursor
-from expert.core.text import counted, gib, loss, shell_quoted
+from expert.core.text import loss, shell_quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +95,7 @@ EachGpu = Annotated[
         "--each-gpu", help="Train several manifests, each on one GPU; others wait for a free one."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show plan and data; write nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan; write nothing.")]
 
 
 def train(
@@ -162,13 +162,13 @@ def train(
     allowed: dict[str, Any] = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
     result: RunResult | None
     check_base(read, model, allow_remote_code=remote_code)
-    stage = Stages(console)
+    stage = Waiting(console)
     if world.size == 1 and console.is_terminal:
         stage("loading PyTorch")
     with stage, joined(world, read, (*flags, *(overrides or ()))) as group:
         stage()
         if world.is_first:
-            show_notices(read, console, shown_by=f"expert plan {shell_quoted(read.source)} --full")
+            show_notices(read, console, shown_by=_full_plan(read))
             result, plan = _run(read, console, asked, gpus, group=group, **allowed)
             _show_result(result, plan, console, as_json=as_json)
         else:
@@ -197,39 +197,28 @@ def _run_to_resume(read: ReadManifest, resume: str | None) -> str | None:
 def _dry_run(
     read: ReadManifest, console: Console, asked: dict[str, Any], gpus: str | None, *, as_json: bool
 ) -> None:
-    """Plan, data, a row and the run folder; the exit code says whether it fits."""
-    from expert.data.inspect.shown_rows import JSON_TOKENS, SCREEN_TOKENS
-    from expert.jobs.datasets.check import first_row_of
+    """The plan and the run folder; the exit code says whether it fits."""
     from expert.run.open import open_run, refuse_missing_gpu
 
     opened = open_run(read, data="counted", **asked)
     refuse_missing_gpu(opened)
     _show_resumed(opened, asked["resume"])
-    options.hint_unused_gpus(console, gpus, len(opened.machine.gpus), opened.plan.kernels.device)
-    plan, data = opened.plan, data_to_read(opened)
+    plan = opened.plan
+    options.hint_unused_gpus(console, gpus, len(opened.machine.gpus), plan.kernels.device)
     resume = str(opened.resumed.folder.path) if opened.resumed else None
-    row, absent = first_row_of(opened, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
     if as_json:
-        found = {"plan": plan.model_dump(mode="json"), "data": data, "resume": resume}
-        write_json(found | {"row": asdict(row) if row else None, "no_row_because": absent})
+        write_json({"plan": plan.model_dump(mode="json"), "resume": resume})
     else:
         show_plan(plan, console, full=False)
-        show_notices(
-            opened.read, console, shown_by=f"expert plan {shell_quoted(read.source)} --full"
-        )
-        show(console, "\ndata to read", "bold")
-        for entry in data["sources"]:
-            show(console, f"  {entry['split']}: {entry['text']}")
-        show(console, f"  prepared tokens: {data['cache']}")
-        if row is not None:
-            show_rows([row], console)
-            show(console, "  expert dataset check shows more", "dim")
-        else:
-            show(console, f"  no row to show: {absent}", "dim")
+        show_notices(opened.read, console, shown_by=_full_plan(read))
         where = f"resume {resume}" if resume else f"create a folder in {plan.watch.output_dir}"
         show(console, f"the run would {where}; nothing was written")
     if not plan.fits:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _full_plan(read: ReadManifest) -> str:
+    return f"expert plan {shell_quoted(read.source)} --full"
 
 
 def _show_resumed(opened: Opened, resume: str | None) -> None:
@@ -414,31 +403,3 @@ def _options_of(
         if name not in without:
             kept += [word, *value]
     return kept
-
-
-# --- --dry-run -----------------------------------------------------------------------------------
-
-
-def data_to_read(opened: Opened) -> dict[str, Any]:
-    """Where the rows would come from and where their tokens would go; nothing is read."""
-    from expert.data.tokens.token_rows import token_rows_in
-
-    asked = opened.named
-    groups = [("", asked.sources), *((f"{task.name} ", task) for task in asked.sources.tasks)]
-    sources = []
-    for name, group in groups:
-        for split in ("train", "validation", "test"):
-            source = getattr(group, split)
-            if source is None:
-                continue
-            sizes = [path.stat().st_size for path in source.files if path.is_file()]
-            size = f", {gib(sum(sizes))}" if sizes else ""
-            are_tokens = bool(asked.key) and token_rows_in(source) is not None
-            kind = "pretokenized" if are_tokens else source.kind
-            text = f"{source.name} ({kind}{size})"
-            files = [str(path) for path in source.files]
-            sources.append({"split": f"{name}{split}", "text": text, "files": files})
-    cache = opened.plan.data.cache or str(opened.read.folder / "datasets_optimized")
-    made = len(list(Path(cache).glob("tokens-*"))) if Path(cache).is_dir() else 0
-    state = f"{counted(made, 'set')}, reused where the content matches" if made else "none yet"
-    return {"sources": sources, "cache": f"{cache} ({state})"}

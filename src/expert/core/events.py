@@ -197,31 +197,20 @@ def follow(
     position = 0
     while True:
         ending = stop()
-        for end, line in _whole_lines(path, position):
-            position = end
-            event = parse_event(line)
-            if event is not None:
-                yield event
+        position = 0 if _size(path) < position else position
+        if path.exists():
+            with _opened(path) as stream:
+                stream.seek(position)
+                for line, length in _lines(stream):
+                    if not line.endswith(b"\n"):
+                        break
+                    position += length
+                    event = parse_event(line)
+                    if event is not None:
+                        yield event
         if ending:
             return
         sleep(poll)
-        if _size(path) < position:
-            position = 0
-
-
-def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
-    """Complete lines from `position` on, each with the position after it."""
-    try:
-        stream = _opened(path)
-    except FileNotFoundError:
-        return
-    with stream:
-        stream.seek(position)
-        for line, length in _lines(stream):
-            if not line.endswith(b"\n"):
-                return
-            position += length
-            yield position, line
 
 
 def _opened(path: Path) -> BinaryIO:

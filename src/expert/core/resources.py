@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,43 +119,24 @@ def resource_shortage(error: BaseException) -> ResourceLimitError | None:
             fix = "nvidia-smi shows which processes use it; --device cpu runs without it"
             return ResourceLimitError(f"not enough GPU memory: {detail}  ({fix})")
         if isinstance(cause, MemoryError) or number == errno.ENOMEM or _MEMORY.search(text):
-            return _no_memory(text)
+            detail = text.strip().split("\n")[0]
+            return _shortage("not enough memory" + (f": {detail}" if detail else ""), "v")
         if number == errno.EAGAIN or _THREADS.search(text):
-            return _limit_error("this process cannot start another thread or process", "NPROC", "u")
+            return _shortage("this process cannot start another thread or process", "u")
         if number in (errno.EMFILE, errno.ENFILE):
-            return _limit_error("too many files are open", "NOFILE", "n")
+            return _shortage("too many files are open", "n")
         cause = cause.__cause__
     return None
 
 
 def check_memory_limit(command: str) -> None:
     """Raise ResourceLimitError if the memory limit is too low for a command that loads torch."""
-    limit = _limit("AS")
-    if command in NEED_TORCH and limit is not None and limit < LEAST_BYTES:
-        raise _no_memory(f"loading torch takes at least {gib(LEAST_BYTES)}")
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if command in NEED_TORCH and limit != resource.RLIM_INFINITY and limit < LEAST_BYTES:
+        raise _shortage(f"not enough memory: loading torch takes {gib(LEAST_BYTES)}", "v")
 
 
-def _no_memory(detail: str) -> ResourceLimitError:
-    detail = detail.strip().split("\n")[0]
-    return _limit_error("not enough memory" + (f": {detail}" if detail else ""), "AS", "v")
-
-
-def _limit_error(what: str, limit: str, letter: str) -> ResourceLimitError:
-    """Name the shell's limit if there is one, else the free memory of the machine."""
-    most = _limit(limit)
-    if most is not None:
-        shown = gib(most) if limit == "AS" else f"{most:,}"
-        return ResourceLimitError(f"{what}; the limit is {shown}  (raise it: ulimit -{letter})")
-    free = ""
-    if limit == "AS":
-        pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        free = f"; {gib(pages * size)} are free on this machine"
-    return ResourceLimitError(f"{what}{free}  (end other programs, or use a larger machine)")
-
-
-def _limit(name: str) -> int | None:
-    """A resource limit set for this process; None if unlimited."""
-    import resource
-
-    most = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
-    return None if most == resource.RLIM_INFINITY else most
+def _shortage(what: str, letter: str) -> ResourceLimitError:
+    """`letter`: of the limit that `ulimit` sets."""
+    fix = f"end other programs, raise the limit (ulimit -{letter}), or use a larger machine"
+    return ResourceLimitError(f"{what}  ({fix})")

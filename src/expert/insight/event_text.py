@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from expert.core.text import count, duration, epochs_in_words, gib, loss, value_in_words
+from expert.core.text import count, counted, duration, epochs_in_words, gib, loss, value_in_words
 
 Event = Mapping[str, Any]
 Line = tuple[str, str]
@@ -51,7 +51,7 @@ def three_digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
-def _count(value: float) -> str:
+def _in_units(value: float) -> str:
     return count(int(value)) if math.isfinite(value) else "?"
 
 
@@ -62,10 +62,6 @@ def _short_loss(value: float) -> str:
 
 def _joined(*words: str, gap: str = GAP) -> str:
     return gap.join(filter(None, words))
-
-
-def _plural(amount: float, noun: str) -> str:
-    return f"{amount:g} {noun}" if amount == 1 else f"{amount:g} {noun}s"
 
 
 def planned_value(path: str, value: object) -> str:
@@ -144,7 +140,11 @@ def lines_without_step(event: Event) -> list[Line]:
         case "started":
             return _started(event)
         case "kernels":
-            return _kernels(event)
+            # What is switched on in one line, and each that is off with its reason.
+            told = [str(line) for line in event.get("lines") or ()]
+            on = [line.removeprefix("✓ ") for line in told if line.startswith("✓ ")]
+            off = [line for line in told if not line.startswith("✓ ")]
+            return [(line, "dim") for line in ([f"✓ {', '.join(on)}"] if on else []) + off]
         case "compiled":
             return [(_joined("compiled", seconds and f"in {seconds}", gap=" "), "dim")]
         case "epoch":
@@ -190,7 +190,10 @@ def lines_without_step(event: Event) -> list[Line]:
         case "skipped":
             return [(_joined("skipped", word("reason"), word("text"), gap=": "), "yellow")]
         case "threads":
-            return _threads(event)
+            used = whole(event, "threads")
+            if used is None or used == whole(event, "own"):  # torch's default
+                return []
+            return [(f"computing with {counted(used, 'thread')}: {word('because')}", "yellow")]
         case "resumed":
             lines = [(f"resumed at step {event.get('step')} from {event.get('path')}", "bold")]
             return lines + [(f"  changed: {one}", "yellow") for one in event.get("changed") or ()]
@@ -219,11 +222,18 @@ def lines_without_step(event: Event) -> list[Line]:
 
 def _started(event: Event) -> list[Line]:
     steps = whole(event, "total_steps")
+    epochs, reached = number(event, "epochs"), number(event, "epochs_to_come")
+    planned = ""
+    if epochs is not None:  # and how many of them, if max_steps ends the run earlier
+        known = reached is not None and math.isfinite(reached)
+        planned = epochs_in_words(epochs, reached) if known else epochs_in_words(epochs)
+        if not known and event.get("ends_by") == "max_steps":
+            planned = f"at most {planned}"
     facts = _joined(
-        "" if steps is None else "1 step" if steps == 1 else f"{steps:,} steps",
-        field(event, "epochs", "{}", lambda epochs: _epochs_in_words(epochs, event)),
-        field(event, "tokens_per_epoch", "{} tokens per epoch", _count),
-        field(event, "trainable_parameters", "{} trainable parameters", _count),
+        "" if steps is None else counted(steps, "step"),
+        planned,
+        field(event, "tokens_per_epoch", "{} tokens per epoch", _in_units),
+        field(event, "trainable_parameters", "{} trainable parameters", _in_units),
         gap=", ",
     )
     device = f" on {event['device']}" if event.get("device") else ""
@@ -232,23 +242,6 @@ def _started(event: Event) -> list[Line]:
     lines = [(f"{event.get('expert', 'expert')}: {event.get('model', 'model')}{device}", "bold")]
     lines += [(facts, "")] if facts else []
     return lines + ([(f"run folder: {event['run']}", "dim")] if event.get("run") else [])
-
-
-def _kernels(event: Event) -> list[Line]:
-    """What is switched on in one line, and each that is off with its reason."""
-    lines = [str(line) for line in event.get("lines") or ()]
-    on = [line.removeprefix("✓ ") for line in lines if line.startswith("✓ ")]
-    off = [line for line in lines if not line.startswith("✓ ")]
-    return [(line, "dim") for line in ([f"✓ {', '.join(on)}"] if on else []) + off]
-
-
-def _epochs_in_words(epochs: float, event: Event) -> str:
-    """The planned epochs; if max_steps ends the run earlier, how many of them it reaches."""
-    known = number(event, "epochs_to_come")
-    if known is None or not math.isfinite(known):
-        words = epochs_in_words(epochs)
-        return f"at most {words}" if event.get("ends_by") == "max_steps" else words
-    return epochs_in_words(epochs, known)
 
 
 def _epoch(event: Event, epoch: str, seconds: str) -> str:
@@ -270,14 +263,6 @@ def _fell_back(event: Event) -> list[Line]:
         because = f"  ({change['because']})" if change.get("because") else ""
         lines.append((f"  {path} = {planned_value(path, change.get('value'))}{because}", "yellow"))
     return lines
-
-
-def _threads(event: Event) -> list[Line]:
-    """Shown only if the thread count is not torch's default."""
-    used, default = whole(event, "threads"), whole(event, "own")
-    if used is None or used == default:
-        return []
-    return [(f"computing with {_plural(used, 'thread')}: {event.get('because')}", "yellow")]
 
 
 def _finished(event: Event) -> list[Line]:

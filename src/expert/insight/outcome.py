@@ -16,8 +16,6 @@ from expert.insight.step.anatomy import number
 
 OVERFITTED = 1.05
 """Last validation loss over the best; evaluations of a few hundred rows differ by 1 to 2 %."""
-FAR_OVERFITTED = 1.2
-"""From here on the last weights are worth a warning, unless the best ones were kept."""
 LINES_TO_JUDGE = 10
 """Fewer log lines do not show a trend."""
 HARDLY = 0.99
@@ -58,10 +56,10 @@ def judge_learning(found: Evidence) -> Outcome:
     """Means of five equal parts of the run; none if there are too few lines."""
     if len(trained) >= LINES_TO_JUDGE:
         size = len(trained) // 5
-        starts = [place * size for place in range(5)]
-        ends = [*starts[1:], len(trained)]
-        fifths = [statistics.mean(trained[a:b]) for a, b in zip(starts, ends, strict=True)]
-    recorded = lines[max(lines)].get("loss") if lines else None
+        ends = [size, 2 * size, 3 * size, 4 * size, len(trained)]
+        fifths = [statistics.mean(trained[n * size : end]) for n, end in enumerate(ends)]
+    newest = lines[max(lines)] if lines else {}
+    recorded = newest.get("loss")
     lost = isinstance(recorded, str) or (isinstance(recorded, float) and recorded != recorded)
     if lost or any(event.get("policy") == "stop" for event in found.run.of("not_finite")):
         what = "The loss is no longer a number: the run diverged."
@@ -72,9 +70,7 @@ def judge_learning(found: Evidence) -> Outcome:
             what = f"The training loss rose again: first {loss(first)}, lowest {loss(lowest)}"
             what += f", last fifth {loss(last)}."
             return Outcome(kind="diverged", sentence=what, fix=LOWER_RATE)
-    reported = number(lines[max(lines)], "smoothed_loss") if lines else None
-    if reported is not None and fifths:  # the loss shown everywhere else
-        fifths[-1] = reported
+        fifths[-1] = number(newest, "smoothed_loss") or last  # the loss shown everywhere else
     training = f"training loss {loss(trained[-1])}" if trained else ""
     if fifths:
         training = f"training loss {loss(fifths[0])} → {loss(fifths[-1])}"
@@ -83,17 +79,37 @@ def judge_learning(found: Evidence) -> Outcome:
         step, last = held_out[-1]
         if last >= OVERFITTED * best and best_step != step:
             return _overfitted(found, held_out, training)
-    return _learning(found, trained, fifths, held_out, training)
+
+    what, values = "validation loss", [value for _, value in held_out]
+    if len(held_out) < 2:
+        what, values = "training loss", fifths
+    if not values:
+        logged = f"{counted(len(trained), 'log line')} with a loss" if trained else "no loss"
+        evals = counted(len(held_out), "evaluation") if held_out else "no evaluations"
+        return Outcome(kind="unknown", sentence=f"Too early to judge: {logged} and {evals}.")
+    first, last = values[0], values[-1]
+    if min(values) >= HARDLY * first and (not fifths or fifths[-1] >= HARDLY * fifths[0]):
+        text = f"The {what} did not fall: first {loss(first)}, last {loss(last)}."
+        fix = "training.config.learning_rate: another one; expert dataset check shows the rows as "
+        return Outcome(kind="not learning", sentence=text, fix=f"{fix}the model sees them")
+    text = f"The {what} fell from {loss(first)} to {loss(last)}"
+    text += f" ({training})." if what == "validation loss" and training else "."
+    if not held_out:
+        none = found.planned("data.validation") in (None, "none")
+        why = "No rows were held out" if none else "The held-out rows have not been evaluated"
+        text += f" {why}, so the loss on new rows is unknown."
+        return Outcome(kind="learning", sentence=text)
+    new, old = held_out[-1][1], (fifths or trained or [held_out[-1][1]])[-1]
+    if new >= FAR_APART * old and new - old >= FAR_APART_LEAST:
+        text += f" The validation loss ({loss(new)}) is far above the training loss "
+        text += f"({loss(old)}): much of it is memorised."
+    return Outcome(kind="learning", sentence=text)
 
 
 def held_out_losses(found: Evidence) -> list[tuple[int, float]]:
-    """Step and loss of the validations in order; if a step was evaluated twice, the second."""
-    recorded: dict[int, float] = {}
-    for event in found.run.of("eval"):
-        value, step = number(event, "loss"), number(event, "step")
-        if value is not None and step is not None and event.get("split") in (None, "validation"):
-            recorded[int(step)] = value
-    return sorted(recorded.items())
+    """Step and loss of the validations in order."""
+    known = [(event["step"], number(event, "loss")) for event in found.run.evals]
+    return [(step, value) for step, value in known if value is not None]
 
 
 def _overfitted(found: Evidence, held_out: list[tuple[int, float]], training: str) -> Outcome:
@@ -112,38 +128,3 @@ def _overfitted(found: Evidence, held_out: list[tuple[int, float]], training: st
         text += "The final weights are the last ones, not the best."
         fix = f"training.config.load_best_model_at_end: true; {fix}"
     return Outcome(kind="overfitted", sentence=text, fix=fix, kept_best=kept)
-
-
-def _learning(
-    found: Evidence,
-    trained: list[float],
-    fifths: list[float],
-    held_out: list[tuple[int, float]],
-    training: str,
-) -> Outcome:
-    """Whether the loss fell, with a note if held-out rows are predicted far worse."""
-    values, what = [value for _, value in held_out], "validation loss"
-    if len(held_out) < 2:
-        values, what = fifths, "training loss"
-    if not values:
-        logged = f"{counted(len(trained), 'log line')} with a loss" if trained else "no loss"
-        evals = counted(len(held_out), "evaluation") if held_out else "no evaluations"
-        return Outcome(kind="unknown", sentence=f"Too early to judge: {logged} and {evals}.")
-    first, last = values[0], values[-1]
-    if min(values) >= HARDLY * first and (not fifths or fifths[-1] >= HARDLY * fifths[0]):
-        text = f"The {what} did not fall: first {loss(first)}, last {loss(last)}."
-        fix = "training.config.learning_rate: another one; expert dataset check shows the rows as "
-        return Outcome(kind="not learning", sentence=text, fix=f"{fix}the model sees them")
-    text = f"The {what} fell from {loss(first)} to {loss(last)}"
-    text += f" ({training})." if what == "validation loss" and training else "."
-    if not held_out:
-        none = found.planned("data.validation") in (None, "none")
-        why = "No rows were held out" if none else "The held-out rows have not been evaluated"
-        return Outcome(
-            kind="learning", sentence=f"{text} {why}, so the loss on new rows is unknown."
-        )
-    new, old = held_out[-1][1], (fifths or trained or [held_out[-1][1]])[-1]
-    if new >= FAR_APART * old and new - old >= FAR_APART_LEAST:
-        text += f" The validation loss ({loss(new)}) is far above the training loss "
-        text += f"({loss(old)}): much of it is memorised."
-    return Outcome(kind="learning", sentence=text)

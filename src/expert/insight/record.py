@@ -54,6 +54,15 @@ class RunRecord:
             found.setdefault(event["event"], []).append(event)
         return found
 
+    @cached_property
+    def evals(self) -> list[Event]:
+        """Validations in order of their steps; if a step was evaluated twice, the second."""
+        known = [event for event in self.of("eval") if type(event.get("step")) is int
+                 and event["step"] < 2**53
+                 and event.get("split", "validation") in (None, "validation")]  # fmt: skip
+        found = {event["step"]: event for event in known}
+        return [found[step] for step in sorted(found)]
+
     def planned(self, path: str) -> Any:
         """A value of the plan such as "kernels.attention"; None if the plan lacks it."""
         slice_name, _, key = path.partition(".")
@@ -74,19 +83,14 @@ def read_run(folder: Path) -> RunRecord:
         )
     run.refuse_unsafe_files()
     stored = read_events(run.events)
-    events = tuple(stored)
-    return record_of(run, events, stored.damaged)
-
-
-def record_of(run: RunFolder, events: tuple[Event, ...], damaged_lines: int) -> RunRecord:
     validation = read_object_or_empty(run.validation) if run.validation.is_file() else None
     return RunRecord(
         folder=run.path,
         manifest=read_object_or_empty(run.manifest),
         plan=read_object_or_empty(run.plan),
         environment=read_object_or_empty(run.environment),
-        events=events,
-        damaged_lines=damaged_lines,
+        events=tuple(stored),
+        damaged_lines=stored.damaged,
         validation=validation,
         outdated=outdated(validation, run) if validation is not None else "",
     )

@@ -13,7 +13,7 @@ from expert.core.links import refuse_links
 from expert.core.resources import disk_full_message
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.verdict import Verdict
-from expert.insight.ladder.ladder import FILE, Ladder, read_ladder
+from expert.insight.ladder import FILE, Ladder, read_ladder
 from expert.insight.outcome import Outcome
 from expert.insight.page.contents import make_page
 from expert.insight.page.render import page_html

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from expert.core.errors import ExpertError
-from expert.manifest.check.spelling import closest
+from expert.manifest.check.problems import closest
 from expert.manifest.migrate import aliases
 from expert.manifest.migrate.aliases import CONFIG, DATASET, canonical_path
 from expert.manifest.peers.distributed import FSDP_DOES_IT
@@ -20,8 +20,6 @@ from expert.manifest.schema.expectations import expected, resolve, schema
 
 MODEL = "base_models[]"
 SHAPE = f"{MODEL}.architecture"
-_CONFIG_ZONES = ("", CONFIG, "training", "model")
-_ZONES = (*_CONFIG_ZONES, DATASET, "dataset", "data", "training.data")
 _WHOLE_SECTIONS = {
     "base_models": ("base_model", "model"),
     f"{MODEL}.adapters": ("adapters",),
@@ -40,13 +38,15 @@ class KeyHelp:
     also_written: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SpecialName:
-    """A name that is more than an alias: it sets several keys, or converts its value."""
-
-    expected: str
-    meaning: str
-    becomes: tuple[str, ...]
+_PRECISION = (f"{CONFIG}.bf16", f"{CONFIG}.fp16")
+SPECIAL_HOMES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((*aliases.DTYPE_NAMES, *aliases.AMP_NAMES), _PRECISION),
+    **dict.fromkeys(aliases.LOAD_IN_NAMES, (f"{MODEL}.quantization",)),
+    **dict.fromkeys(aliases.MODEL_NAMES, (f"{MODEL}.name",)),
+    **dict.fromkeys(aliases.ADAM_BETAS, (f"{CONFIG}.betas",)),
+    "use_dora": (f"{CONFIG}.adapter_type",),
+}
+"""Names that are more than an alias, with the keys that they set."""
 
 
 class UnknownKey(ExpertError):
@@ -56,47 +56,48 @@ class UnknownKey(ExpertError):
 
 
 def explain(key: str | None = None) -> list[KeyHelp]:
-    """Help for all keys (None), a section, or a key by any of its names."""
+    """Help for all keys (None), a section, or a key by any of its names, with or without its
+    section."""
+    keys = _all_keys()
     if key is None:
-        return list(_all_keys())
+        return list(keys)
     wanted = key.strip()
-    zone, _, name = wanted.rpartition(".")
-    found = _at(wanted)
-    if len(found) == 1 and not zone:
+    name = _steps(wanted)[-1]
+    found = _below(entry.path for entry in keys if _is_at(entry.path, wanted))
+    if len(found) == 1 and "." not in wanted:
         found = []  # a single name such as `name` may be a key in several sections
     if not found:
-        found = _with_sections({e.path for e in _all_keys() if _steps(e.path)[-1] == wanted})
-        if zone in _CONFIG_ZONES:
-            found = [*_special(wanted, name), *_at(canonical_path(name) or ""), *found]
-    if not found and zone in _ZONES:
-        found = [entry for entry in _all_keys() if name in entry.also_written]
-        found = found or _of_another_trainer(wanted, name)
+        homes = SPECIAL_HOMES.get(name, ())
+        if homes:
+            found = [KeyHelp(wanted, "as there", "", f"Read as {' and '.join(homes)}.")]
+        direct = canonical_path(name)
+        found += _below([*homes, *([direct] if direct else ())])
+        found += _below(entry.path for entry in keys if _steps(entry.path)[-1] == name)
+    found = found or [entry for entry in keys if name in entry.also_written]
+    found = found or _of_another_trainer(wanted, name)
     if not found:
-        names = [(e.path, _steps(e.path)[-1], *e.also_written) for e in _all_keys()]
+        names = [(e.path, _steps(e.path)[-1], *e.also_written) for e in keys]
         raise UnknownKey(wanted, closest(wanted, [name for each in names for name in each]))
     return list(dict.fromkeys(found))
 
 
-def special_names() -> dict[str, SpecialName]:
-    """Names that set several keys, or convert their value."""
-    precision = (f"{CONFIG}.bf16", f"{CONFIG}.fp16")
-    words = '"bfloat16", "float16", "float32" or "auto"'
-    dtype = SpecialName(words, "Read as bf16 and fp16 of training.config.", precision)
-    text = "true: the plan chooses bf16 or fp16; false: neither; else as dtype."
-    amp = SpecialName(f"true, false, {words}", text, precision)
-    model = SpecialName("text", "Read as the name of the base model.", (f"{MODEL}.name",))
-    names = {**dict.fromkeys(aliases.DTYPE_NAMES, dtype), **dict.fromkeys(aliases.AMP_NAMES, amp)}
-    for name in aliases.LOAD_IN_NAMES:
-        bits = "int4" if "4bit" in name else "int8"
-        text = f"true: read as quantization {bits} of the base models; false: as none."
-        names[name] = SpecialName("true or false", text, (f"{MODEL}.quantization",))
-    names |= dict.fromkeys(aliases.MODEL_NAMES, model)
-    for number, name in enumerate(aliases.ADAM_BETAS):
-        text = f"Read as training.config.betas[{number}]."
-        names[name] = SpecialName("a number from 0 to below 1", text, (f"{CONFIG}.betas",))
-    text = "true: read as adapter_type dora of training.config."
-    names["use_dora"] = SpecialName("true or false", text, (f"{CONFIG}.adapter_type",))
-    return names
+def _steps(path: str) -> list[str]:
+    return re.sub(r"\[\d*\]", "", path).split(".")
+
+
+def _is_at(path: str, wanted: str) -> bool:
+    """Whether a path is the wanted one, whatever its positions and the names that users choose."""
+    own, steps = _steps(path), _steps(wanted)
+    return len(own) == len(steps) and all(
+        a in (b, "<name>") for a, b in zip(own, steps, strict=True)
+    )
+
+
+def _below(paths: Iterable[str]) -> list[KeyHelp]:
+    """The keys at these paths, and all keys below them."""
+    heads = set(paths)
+    below = tuple(f"{head}{mark}" for head in heads for mark in ".[")
+    return [e for e in _all_keys() if e.path in heads or e.path.startswith(below)]
 
 
 @cache
@@ -132,39 +133,8 @@ def _other_names(path: str) -> list[str]:
         SHAPE: aliases.SHAPE_ALIASES,
     }
     names = [name for name, home in tables.get(section, {}).items() if home == key != name]
-    names += [name for name, special in special_names().items() if path in special.becomes]
+    names += [name for name, homes in SPECIAL_HOMES.items() if path in homes]
     return [*names, *_WHOLE_SECTIONS.get(path, ())]
-
-
-def _steps(path: str) -> list[str]:
-    return re.sub(r"\[\d*\]", "", path).split(".")
-
-
-def _at(wanted: str) -> list[KeyHelp]:
-    """The key at exactly this path, and all keys of it if it is a section."""
-    steps = _steps(wanted)
-    heads = set()
-    for entry in _all_keys():
-        own = _steps(entry.path)
-        named = [a if b == "<name>" else b for a, b in zip(steps, own, strict=False)]
-        if named == steps and len(own) == len(steps):
-            heads.add(entry.path)
-    return _with_sections(heads)
-
-
-def _with_sections(heads: set[str]) -> list[KeyHelp]:
-    """The keys at these paths, and all keys below them."""
-    below = tuple(f"{head}{mark}" for head in heads for mark in ".[")
-    return [e for e in _all_keys() if e.path in heads or e.path.startswith(below)]
-
-
-def _special(wanted: str, name: str) -> list[KeyHelp]:
-    """Help for a special name, followed by the keys it sets."""
-    special = special_names().get(name)
-    if special is None:
-        return []
-    own = KeyHelp(wanted, special.expected, "", special.meaning)
-    return [own, *(entry for path in special.becomes for entry in _at(path))]
 
 
 def _of_another_trainer(wanted: str, name: str) -> list[KeyHelp]:

@@ -17,11 +17,10 @@ from expert.manifest.migrate.aliases import CONFIG
 from expert.manifest.migrate.layout import complete_layout, migrate
 from expert.manifest.migrate.overrides import apply_overrides
 from expert.manifest.migrate.values import convert_values
-from expert.manifest.notices import Notice
 from expert.manifest.schema.expectations import allows_null, below, schema
 from expert.manifest.schema.manifest import Manifest
 from expert.manifest.text.document import Document, read_document
-from expert.manifest.text.item import Item
+from expert.manifest.text.item import Item, Notice
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,6 @@ SETTINGS: tuple[Setting, ...] = (
         ("kernels.cuda_graphs",),
     ),
 )
-NAMES = (BASELINE, *(setting.name for setting in SETTINGS))
 
 # Plan values that affect the speed of a step.
 _DECIDES = (
@@ -175,22 +174,13 @@ def why_unchanged(setting: Setting, before: RunPlan, after: RunPlan) -> str:
     return f"{path} is {json.dumps(attrgetter(path)(after))} already: {because}"
 
 
-def tolerance(before: RunPlan, after: RunPlan) -> tuple[float | None, str]:
-    """How far two losses may differ, and why; None if the weights differ although both settings
-    compute correctly, so that the losses are only shown."""
+def tolerance(before: RunPlan, after: RunPlan) -> float | None:
+    """How far two losses may differ; None if the weights differ although both settings compute
+    correctly, so that the losses are only shown: with packing other rows share a step, and other
+    kernels draw other numbers for dropout."""
     if "data.packing" in changes(before, after):
-        return None, "other rows share a step"
+        return None
     if after.adapter.dropout or (after.model.architecture or {}).get("dropout"):
-        return None, "dropout draws other numbers"  # other kernels call the generator differently
-    if {before.kernels.precision, after.kernels.precision} == {"fp32"} and not after.kernels.tf32:
-        return TOLERANCE_FP32, "the same rows in float32"
-    return TOLERANCE_16_BITS, "the same rows in 16 bits"
-
-
-def find_setting(name: str) -> str | None:
-    """The full name of a setting, ignoring case and punctuation; None if there is none."""
-
-    def plain(text: str) -> str:
-        return "".join(filter(str.isalnum, text.lower()))
-
-    return next((known for known in NAMES if plain(known) == plain(name)), None)
+        return None
+    exact = {before.kernels.precision, after.kernels.precision} == {"fp32"}
+    return TOLERANCE_FP32 if exact and not after.kernels.tf32 else TOLERANCE_16_BITS

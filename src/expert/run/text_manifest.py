@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from expert.core.errors import ExpertError
+from expert.core.errors import ExpertError, ManifestError
 from expert.manifest.reader import ReadManifest, interpret_document
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.manifest.text.document import parse_document, read_document
@@ -30,7 +30,10 @@ class NotACharacterConfig(ExpertError):
 
 def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
     """The manifest of the character GPT for a text, with the settings of a file."""
-    document = read_document(file)
+    try:
+        document = read_document(file)
+    except ManifestError as error:  # a file of that name without settings
+        raise NotACharacterConfig(error.problems[0].what) from None
     top = document.root.fields()
     if not isinstance(top.get("training", Item(None)).value, dict):
         raise NotACharacterConfig("it has no section 'training'")

@@ -5,17 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-NAMED_FROM = 0.25
-"""Share of the cores used by others from which they are named."""
-NAMED_AGAIN_SECONDS = 60.0
-LOOK_SECONDS = 1.0
-"""The kernel counts CPU time in hundredths of a second."""
-NAMED = 3
-LEAST_CORES = 0.1
 
 
 def busy_seconds() -> float:
@@ -80,60 +72,3 @@ class CpuSampler:
 
     def _look(self) -> tuple[float, float, float]:
         return self._clock(), self._busy(), self._own()
-
-
-Seconds = Mapping[int, tuple[str, float]]
-"""Name and CPU seconds of every process, by pid."""
-
-
-def process_seconds() -> Seconds:
-    """All accessible processes except this one and its children. 15 ms for 200 processes."""
-    import psutil
-
-    me = psutil.Process()
-    mine = {me.pid, *(child.pid for child in me.children(recursive=True))}
-    processes = {}
-    for process in psutil.process_iter(["name", "cpu_times"]):
-        times = process.info["cpu_times"]
-        if process.pid not in mine and times is not None:
-            processes[process.pid] = (process.info["name"] or "", times.user + times.system)
-    return processes
-
-
-class OtherProcesses:
-    """Names the processes that use the cores, once a minute while others use many of them."""
-
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        look: Callable[[], Seconds] = process_seconds,
-    ) -> None:
-        self._clock, self._look = clock, look
-        self._before: tuple[float, Seconds] | None = None
-        self._due = 0.0
-
-    def named(self, others: float | None) -> list[dict[str, Any]]:
-        """The busiest processes between two samples; usually empty. `others`: the share of the
-        cores that others use."""
-        now = self._clock()
-        if others is None or others < NAMED_FROM or now < self._due:
-            self._before = None
-            return []
-        if self._before is None:
-            self._before = now, self._look()
-            return []
-        then, before = self._before
-        if now - then < LOOK_SECONDS:
-            return []
-        usage = [
-            (round((used - before[pid][1]) / (now - then), 2), name, pid)
-            for pid, (name, used) in self._look().items()
-            if pid in before and before[pid][0] == name
-        ]
-        self._before, self._due = None, now + NAMED_AGAIN_SECONDS
-        return [
-            {"name": name, "pid": pid, "cores": cores}
-            for cores, name, pid in sorted(usage, reverse=True)[:NAMED]
-            if cores >= LEAST_CORES
-        ]

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from expert.telemetry.timeline import StepTimes
@@ -29,7 +29,7 @@ SETTLING_STEPS = 3
 """First steps, which compile and fill caches: not representative of the rest."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class StepCounts:
     """Counts of one step over all of its micro-batches."""
 
@@ -41,6 +41,11 @@ class StepCounts:
     targets: int
     flops: float | None = None
     """FLOPs of the step; None if unknown."""
+    seconds: float = 0.0
+    """Set by the meter, like the following."""
+    settled: bool = False
+    times: StepTimes | None = None
+    """Of the device; they arrive later."""
 
 
 @dataclass
@@ -50,69 +55,44 @@ class Pause:
     seconds: float = 0.0
 
 
-@dataclass
-class _Timed:
-    counts: StepCounts
-    seconds: float
-    settled: bool
-    times: StepTimes | None = None
-    """Of the device; they arrive later."""
+class _Sums(dict[str, Any]):
+    """Running sums, also of settled steps alone; a mean is one division at the end. `device_lag`:
+    how much longer than the host the device took for settled steps, if its times are known."""
 
+    def add(self, counts: StepCounts) -> None:
+        new = {"updates": 1, "tokens": counts.real_tokens, "examples": counts.examples}
+        for name, value in {**new, "seconds": counts.seconds}.items():
+            self[name] += value
+            if counts.settled:
+                self[f"settled_{name}"] += value
 
-@dataclass
-class _Sums:
-    """Running sums; a mean is one division at the end."""
+    def add_lag(self, counts: StepCounts) -> None:
+        if counts.settled and counts.times is not None:
+            self["device_lag"] += counts.times.wall - counts.seconds
 
-    updates: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-    examples: int = 0
-    loss_sum: float = 0.0
-    loss_targets: int = 0
-    settled_seconds: float = 0.0
-    settled_tokens: int = 0
-    settled_examples: int = 0
-    settled_updates: int = 0
-    device_lag: float = 0.0
-    """How much longer than the host the device took for settled steps, if its times are known."""
-
-    def add(self, counts: StepCounts, seconds: float, *, settled: bool) -> None:
-        self.updates += 1
-        self.seconds += seconds
-        self.tokens += counts.real_tokens
-        self.examples += counts.examples
-        if settled:
-            self.settled_seconds += seconds
-            self.settled_tokens += counts.real_tokens
-            self.settled_examples += counts.examples
-            self.settled_updates += 1
+    def __missing__(self, name: str) -> int:
+        return 0
 
     def paced_seconds(self) -> float:
         """Seconds of settled steps. The host launches captured steps far ahead of the device: its
         clock alone once gave the first line of a run 2.3 million tokens/s instead of 102,000."""
-        return self.settled_seconds + max(0.0, self.device_lag)
-
-    def add_loss(self, loss_sum: float, targets: int) -> None:
-        self.loss_sum += loss_sum
-        self.loss_targets += targets
+        lag: float = max(0.0, self["device_lag"])
+        return lag + float(self["settled_seconds"])
 
     def loss(self) -> float | None:
-        return _ratio(self.loss_sum, self.loss_targets)
+        return _ratio(self["loss_sum"], self["loss_targets"])
 
     def facts(self) -> dict[str, Any]:
         """Rates are those of settled steps, if there are any: compiling is not training."""
-        tokens, examples, updates = self.settled_tokens, self.settled_examples, self.settled_updates
-        seconds = self.paced_seconds()
-        if not seconds:
-            tokens, examples, updates = self.tokens, self.examples, self.updates
-            seconds = self.seconds
+        paced = self.paced_seconds()
+        of, seconds = ("settled_", paced) if paced else ("", self["seconds"])
         return {
             "loss": self.loss(),
-            "seconds": self.seconds + self.paced_seconds() - self.settled_seconds,
-            "tokens": self.tokens,
-            "tokens_per_second": _ratio(tokens, seconds),
-            "samples_per_second": _ratio(examples, seconds),
-            "steps_per_second": _ratio(updates, seconds),
+            "seconds": self["seconds"] + paced - self["settled_seconds"],
+            "tokens": self["tokens"],
+            "tokens_per_second": _ratio(self[f"{of}tokens"], seconds),
+            "samples_per_second": _ratio(self[f"{of}examples"], seconds),
+            "steps_per_second": _ratio(self[f"{of}updates"], seconds),
         }
 
 
@@ -133,15 +113,15 @@ class Meter:
         self._total_steps = total_steps
         self._settling = settling
         self._unsettled = settling
-        self._unlined: deque[_Timed] = deque(maxlen=KEPT_STEPS)
-        self._settled: deque[_Timed] = deque(maxlen=KEPT_STEPS)
+        self._unlined: deque[StepCounts] = deque(maxlen=KEPT_STEPS)
+        self._settled: deque[StepCounts] = deque(maxlen=KEPT_STEPS)
         self._losses: deque[tuple[float, int]] = deque(maxlen=1 + MOST_SMOOTHED)
         """Loss sum and tokens of the last log lines."""
         self._lines = 0
         self._rates: deque[float] = deque(maxlen=KEPT_STEPS)
         """Of log lines since steps settled."""
         self._done = 0
-        self._line, self._epoch, self._run = _Sums(), _Sums(), _Sums()
+        self._sums = {name: _Sums() for name in ("line", "epoch", "run")}
         self._pauses = 0
         self._paused_seconds = 0.0
         self._marked = clock()
@@ -172,20 +152,16 @@ class Meter:
         """True once steps run at their normal pace."""
         return self._unsettled == 0
 
-    @property
-    def _sums(self) -> dict[str, _Sums]:
-        return {"line": self._line, "epoch": self._epoch, "run": self._run}
-
     def state(self) -> dict[str, Any]:
         """Sums since the last line, over this epoch and over the run, and the losses of the last
         lines, for a checkpoint."""
-        sums = {name: asdict(values) for name, values in self._sums.items()}
+        sums = {name: dict(values) for name, values in self._sums.items()}
         return {**sums, "smoothed": {"lines": self._lines, "losses": list(self._losses)}}
 
     def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue from `state` in a resumed run."""
-        self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in self._sums)
-        self.earlier_seconds = self._run.seconds
+        self._sums = {name: _Sums(state.get(name, {})) for name in self._sums}
+        self.earlier_seconds = self._sums["run"]["seconds"]
         self._restore_lines(state)
 
     def _restore_lines(self, state: Mapping[str, Mapping[str, Any]]) -> None:
@@ -197,8 +173,9 @@ class Meter:
     def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Drop the losses of steps that were rolled back; their time stays counted."""
         for name, sums in self._sums.items():
-            before = _Sums(**state.get(name, {}))
-            sums.loss_sum, sums.loss_targets = before.loss_sum, before.loss_targets
+            before = state.get(name, {})
+            for key in ("loss_sum", "loss_targets"):
+                sums[key] = before.get(key, 0)
         self._restore_lines(state)
 
     @contextmanager
@@ -222,35 +199,32 @@ class Meter:
         """Add a step; returns its seconds since the previous one, without pauses."""
         assert self._pauses == 0, "a step inside a pause"
         now = self._clock()
-        seconds = now - self._marked
+        counts.seconds, counts.settled = now - self._marked, self.settled
         self._marked = now
-        settled = self._unsettled == 0
-        timed = _Timed(counts, seconds, settled)
         self._done = counts.step + 1
-        self._unlined.append(timed)
-        if settled:
-            self._settled.append(timed)
+        self._unlined.append(counts)
+        if counts.settled:
+            self._settled.append(counts)
         self._unsettled = max(0, self._unsettled - 1)
-        if not settled and self._unsettled == 0:
+        if not counts.settled and self.settled:
             self.steady_since = now
-        for sums in (self._epoch, self._run):
-            sums.add(counts, seconds, settled=settled)
-        return seconds
+        for name in ("epoch", "run"):
+            self._sums[name].add(counts)
+        return counts.seconds
 
     def add_loss(self, loss_sum: float, targets: int) -> None:
         """Add a loss summed over `targets` tokens, of any number of steps."""
         for sums in self._sums.values():
-            sums.add_loss(loss_sum, targets)
+            sums["loss_sum"] += loss_sum
+            sums["loss_targets"] += targets
 
     def add_times(self, times: StepTimes) -> None:
         """Device times of a step that was added; after a rollback, of the last with its number."""
-        timed = next((t for t in reversed(self._unlined) if t.counts.step == times.step), None)
-        if timed is None:
-            return
-        timed.times = times
-        if timed.settled:
-            for sums in (self._epoch, self._run):
-                sums.device_lag += times.wall - timed.seconds
+        counts = next((each for each in reversed(self._unlined) if each.step == times.step), None)
+        if counts is not None:
+            counts.times = times
+            for name in ("epoch", "run"):
+                self._sums[name].add_lag(counts)
 
     # --- asking --------------------------------------------------------------------------------
 
@@ -263,7 +237,7 @@ class Meter:
         walls = [timed.times.wall for timed in settled if timed.times is not None]
         step_seconds = sum(timed.seconds for timed in settled) / len(settled)
         step_seconds = max(step_seconds, sum(walls) / max(1, len(walls)))
-        trained = self._run.seconds - self.earlier_seconds
+        trained = self._sums["run"]["seconds"] - self.earlier_seconds
         pauses = self._paused_seconds / trained if trained > 0 else 0.0
         return max(0, self._total_steps - self._done) * step_seconds * (1 + pauses)
 
@@ -274,33 +248,32 @@ class Meter:
         A line is written when the numbers of its step have arrived; by then the next step may have
         been added.
         """
-        line, self._line = self._line, _Sums()
+        line, self._sums["line"] = self._sums["line"], _Sums()
         known = self._unlined
         # After a rollback, step numbers repeat: the last step with that number is meant.
-        ends = [place for place, timed in enumerate(known, 1) if timed.counts.step == step]
+        ends = [place for place, timed in enumerate(known, 1) if timed.step == step]
         steps = [known.popleft() for _ in range(ends[-1] if ends else len(known))]
         for timed in steps:
-            line.add(timed.counts, timed.seconds, settled=timed.settled)
-            if timed.settled and timed.times is not None:
-                line.device_lag += timed.times.wall - timed.seconds
-        known_loss = math.isfinite(line.loss_sum)
-        self._losses.append((line.loss_sum, line.loss_targets) if known_loss else (0.0, 0))
+            line.add(timed)
+            line.add_lag(timed)
+        known_loss = math.isfinite(line["loss_sum"])
+        self._losses.append((line["loss_sum"], line["loss_targets"]) if known_loss else (0.0, 0))
         self._lines += 1
         facts, settled = line.facts(), [timed for timed in steps if timed.settled] or steps
         if all(timed.settled for timed in steps) and (rate := facts["tokens_per_second"]):
             self._rates.append(rate)
-        places = sum(timed.counts.places for timed in steps)
+        places = sum(timed.places for timed in steps)
         measured = [timed.times for timed in steps if timed.times is not None]
         waited = sum(times.phases["data_wait"] for times in measured)
         return {
             **facts,
             **self._summary(facts),
             "updates": len(steps),
-            "targets": line.loss_targets or sum(timed.counts.targets for timed in steps),
-            "examples": line.examples,
+            "targets": line["loss_targets"] or sum(timed.targets for timed in steps),
+            "examples": line["examples"],
             "mfu": self._mfu(settled, line),
             "data_wait": _ratio(waited, sum(times.wall for times in measured)),
-            "padding": _ratio(places - line.tokens, places),
+            "padding": _ratio(places - line["tokens"], places),
             "eta_seconds": self.eta_seconds(),
         }
 
@@ -309,13 +282,13 @@ class Meter:
 
         Outstanding losses belong to the epoch that ends: add them first.
         """
-        facts = {"epoch": epoch, **self._epoch.facts(), "eval_loss": eval_loss}
-        self._epoch = _Sums()
+        facts = {"epoch": epoch, **self._sums["epoch"].facts(), "eval_loss": eval_loss}
+        self._sums["epoch"] = _Sums()
         return facts
 
     def run_line(self) -> dict[str, Any]:
         """The same fields over all steps, for the end of a run."""
-        facts = self._run.facts()
+        facts = self._sums["run"].facts()
         return {**facts, **self._summary(facts)}
 
     # --- inside --------------------------------------------------------------------------------
@@ -334,10 +307,10 @@ class Meter:
             else facts["tokens_per_second"],
         }
 
-    def _mfu(self, steps: list[_Timed], line: _Sums) -> float | None:
+    def _mfu(self, steps: list[StepCounts], line: _Sums) -> float | None:
         """Model FLOPs utilization; None if the GPU's peak or the FLOPs are unknown."""
-        flops = [timed.counts.flops for timed in steps if timed.counts.flops is not None]
-        seconds = line.paced_seconds() or line.seconds
+        flops = [timed.flops for timed in steps if timed.flops is not None]
+        seconds = line.paced_seconds() or line["seconds"]
         if self._peak_flops is None or not flops or len(flops) < len(steps) or seconds <= 0:
             return None
         return sum(flops) / (seconds * self._peak_flops)

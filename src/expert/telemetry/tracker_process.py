@@ -14,7 +14,6 @@ import sys
 import threading
 import uuid
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -32,11 +31,21 @@ ENDINGS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 LONGEST_SENTENCE = 500
 
 
-class TrackerRun(ABC):
+class TrackerRun:
     """A run in a tracker: named after its folder, filed under a project, and continued if its
     folder records an id."""
 
     name = ""
+    open: Callable[[], str]
+    """Open or continue the run; returns the id to find it again."""
+    configure: Callable[[Mapping[str, Any]], None]
+    """Log the current plan."""
+    log: Callable[[Mapping[str, float], int, float], None]
+    """Log the values of curves at a step and time."""
+    log_paths: Callable[[Mapping[str, str]], None]
+    """Log the paths of the result; nothing is uploaded."""
+    close: Callable[[], None]
+    """Write the rest, and how the run ended."""
 
     def __init__(self, run: Path, tell: Notify) -> None:
         self.run, self.tell = run, tell
@@ -80,26 +89,6 @@ class TrackerRun(ABC):
         if kind == "finished":
             facts = {"final": event.get("final"), "run": str(self.run)}
             self.log_paths({name: str(value) for name, value in facts.items() if value})
-
-    @abstractmethod
-    def open(self) -> str:
-        """Open or continue the run; returns the id to find it again."""
-
-    @abstractmethod
-    def configure(self, settings: Mapping[str, Any]) -> None:
-        """Log the current plan."""
-
-    @abstractmethod
-    def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Log the values of curves at a step."""
-
-    @abstractmethod
-    def log_paths(self, facts: Mapping[str, str]) -> None:
-        """Log the paths of the result; nothing is uploaded."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Write the rest, and how the run ended."""
 
 
 class Wandb(TrackerRun):

@@ -12,7 +12,6 @@ import torch
 
 from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter, StepCounts
-from expert.telemetry.syncs import SyncDetector
 from expert.telemetry.timeline import Timeline
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
@@ -121,13 +120,10 @@ class Recorder:
         """Sums since the last line, and under "weight" what they are divided by."""
         self._made: list[float] = []
         self._dry: list[bool] = []
-        self._syncs = SyncDetector(device)
 
     def begin(self, step: int) -> None:
         """Start a step; the device waits until its batches are there."""
         self._timeline.begin(step)
-        if self.meter.settled:
-            self._syncs.begin()
 
     def waiting(self) -> AbstractContextManager[None]:
         return self._timeline.phase("data_wait")
@@ -138,9 +134,7 @@ class Recorder:
             self._timeline.add_copy(*fed.copied)
         self._timeline.end()
         self._recompiling.after_step()
-        step, syncs = fed.step.done, self._syncs.end()
-        if syncs is not None:
-            self._emit("syncs", step=step + 1, count=len(syncs), places=sorted(set(syncs)))
+        step = fed.step.done
         self._pending[step] = Launched(
             step=step,
             epoch=epoch,

@@ -87,6 +87,7 @@ def test_pairs_in_columns_of_any_name_are_mapped():
     mapping = FieldMapping(response="good", rejected="bad")
     columns = understand(list(row), row, preference_rows="pairs", field_mapping=mapping)
     pair = pair_of(Row(row, "rows.jsonl", 1), columns)
+    assert isinstance(pair, list)
     assert [example.turns[-1].text for example in pair] == [GOOD, BAD]
     row = {"prompt": ASKED, "answer": GOOD, "bad": BAD}
     with pytest.raises(DataError, match=r"looked for chosen and rejected.*field_mapping\.rejected"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.ladder.ladder import Ladder
+from expert.insight.ladder import Ladder
 from expert.jobs.benchmark import benchmark
 from expert.jobs.benchmark.benchmark import Benchmark, BenchmarkRequest
 from expert.jobs.benchmark.measured import Event, MeasurementFailed

@@ -8,15 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from expert.core.interrupts import Interrupted
-from expert.insight.ladder.ladder import read_ladder
+from expert.data.splits import NothingToPrepare
+from expert.insight.ladder import read_ladder
 from expert.jobs.benchmark import benchmark as job
-from expert.jobs.benchmark.benchmark import (
-    Benchmark,
-    CannotBenchmark,
-    benchmark,
-    new_folder,
-)
-from expert.planning.benchmark_settings import NAMES, TOLERANCE_FP32
+from expert.jobs.benchmark.benchmark import Benchmark, benchmark, new_folder
+from expert.planning.benchmark_settings import BASELINE, SETTINGS, TOLERANCE_FP32
 from expert.planning.choose.sequences import Packing
 from expert.planning.models.model_files import InvalidModelFolder
 from tests.each import each
@@ -53,7 +49,7 @@ def test_settings_of_an_expert_on_a_cpu(tmp_path, base):
     assert not (tmp_path / "home").exists()  # a partial benchmark has no winner
     # Settings are real runs, and leave no weights.
     runs = {run.parent.name: run for run in (files[0].parent / "runs").glob("*/*")}
-    for name, kind in (("baseline", "late"), ("pre-tokenised", "padded"), ("fused-loss", "packed")):
+    for name, kind in (("baseline", "late"), ("pre-tokenised", "padded")):
         assert {event["kind"] for event in events_of(runs[name], "feed")} == {kind}
         assert not list(runs[name].rglob("*.safetensors"))
 
@@ -69,15 +65,13 @@ def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(
     shown = []
     found, _ = benchmark(request(path), show=lambda text, style: shown.append(text))
     by = {setting.name: setting for setting in found.rungs}
-    assert list(by) == list(NAMES)
+    assert list(by) == [BASELINE, *(setting.name for setting in SETTINGS)]
     assert (by["loader"].status, by["loader"].because) == ("failed", "out of memory")
     assert by["attention"].status == "slower"
     assert by["fused loss"].status == "disagrees"
     used = events.arguments["no-checkpointing"]
     for key in ("dataloader_num_workers=0", 'attention="eager"', "fused_loss=false"):
         assert f"training.config.{key}" in used
-    assert by["packing"].below == "pre-tokenised"
-    assert by["batch size"].below == "packing"
     assert by["batch size"].gain == pytest.approx(4 / 3)
     assert by["no checkpointing"].cumulative == pytest.approx(5.0)
     assert found.drift == 0.0
@@ -112,14 +106,11 @@ def test_a_baseline_that_fails_does_not_end_the_benchmark(path, tmp_path, monkey
     assert found.drift is None
 
 
-def test_only_measures_a_setting_and_the_one_below(path, tmp_path, monkeypatch):
-    asked = ("fused loss", "loader")
+def test_only_measures_the_baseline_and_the_named_settings(path, tmp_path, monkeypatch):
+    asked = ("Fused loss", "pre-tokenised")
     found, events, _ = played(monkeypatch, path, tmp_path, lambda _: 100.0, only=asked)
-    assert list(events.arguments) == ["pre-tokenised", "loader", "attention", "fused-loss"]
-    by = {setting.name: setting for setting in found.rungs}
-    assert (by["loader"].below, by["loader"].gain) == ("pre-tokenised", 1.0)
-    assert (by["attention"].below, by["fused loss"].below) == (None, "attention")
-    assert by["fused loss"].cumulative is None
+    assert list(events.arguments) == ["baseline", "pre-tokenised", "fused-loss", "baseline-again"]
+    assert [setting.cumulative for setting in found.rungs] == [1.0, 1.0, 1.0]
 
 
 def test_settings_without_time_are_listed(path, tmp_path, monkeypatch):
@@ -185,7 +176,7 @@ def test_a_step_has_the_rows_of_the_manifest_packed_or_not(tmp_path, base, monke
 
 def test_a_stream_cannot_be_benchmarked(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {}, dataset={"streaming": True})
-    with pytest.raises(CannotBenchmark, match="a stream has no rows"):
+    with pytest.raises(NothingToPrepare, match="set streaming: false"):
         benchmark(request(path))
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import http.client
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from expert.jobs.board.actions import FOLDER, Jobs
 from expert.jobs.board.folders import BoardItem
-from expert.jobs.board.live import MAX_STREAMS
 from tests.insight.pages import usual, write_run
 from tests.jobs.board.board_client import BoardClient, running
 from tests.jobs.board.test_manifest_pages import left_over, send
@@ -32,19 +31,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> BoardClient:
 def served(browser: BoardClient) -> Iterator[tuple[str, int]]:
     with running(browser.board) as address:
         yield address
-
-
-def test_of_many_tabs_at_once_only_the_permitted_number_is_live(browser, served):
-    cookie = {"cookie": f"expert_board={browser.guard.cookie}"}
-    with ExitStack() as opened:
-        tabs = [opened.enter_context(closing(http.client.HTTPConnection(*served, timeout=60)))
-                for _ in range(MAX_STREAMS + 20)]  # fmt: skip
-        for tab in tabs:
-            tab.request("GET", "/live/runs", headers=cookie)
-        statuses = [tab.getresponse().status for tab in tabs]
-        assert statuses.count(200) == MAX_STREAMS
-        assert statuses.count(503) == 20
-    until(lambda: browser.board.hub.streams == 0)  # closed tabs make room
 
 
 def test_a_body_of_two_megabytes_gets_an_answer(browser, served):

@@ -10,9 +10,8 @@ import pytest
 
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
 from expert.data.inspect.shown_rows import RowNotFound, RowsToShow, ShownRow
-from expert.jobs.datasets.check import check_dataset, first_row_of
-from expert.manifest.reader import read_manifest
-from expert.run.open import open_run, prepare
+from expert.jobs.datasets.check import check_dataset
+from expert.run.open import prepare
 from tests.data.examples.test_tools import OPENAI
 from tests.run.test_preparing import ROWS, an_expert, lines
 
@@ -138,8 +137,6 @@ def test_the_longest_row_the_first_and_one_more_are_shown(tmp_path):
     assert [row.because for row in shown(file, RowsToShow(count=1))] == ["the longest"]
     drawn = [row.place for row in every if row.split == "validation"]
     assert len(drawn) == 12
-    row, _ = first_row_of(open_run(read_manifest(file), data="unread"), most_tokens=None)
-    assert row.segments == rows[0].segments
 
 
 def test_a_row_of_which_nothing_is_trained_on_says_why(tmp_path):
@@ -194,5 +191,3 @@ def test_without_the_tokenizer_no_row_is_shown_and_the_reason_given(tmp_path, mo
     file = an_expert(tmp_path, model="somebody/some-model")
     report = check_dataset(file, show=RowsToShow())
     assert "somebody/some-model is not on this machine" in report.problems[0]
-    row, absent = first_row_of(open_run(read_manifest(file), data="unread"), most_tokens=None)
-    assert (row, absent) == (None, "the tokenizer of somebody/some-model is not on this machine")

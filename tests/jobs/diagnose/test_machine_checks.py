@@ -73,7 +73,7 @@ def test_a_process_in_another_container_is_noticed_by_memory_or_utilization(free
         ({}, "torch", "good"),
         ({"cuda": None, "version": "2.11.0+cpu", "available": False}, "torch-unfit", "error"),
         ({"cuda": "13.0"}, "torch-unfit", "error"),  # the driver runs up to 12.8
-        ({"cuda": "12.9"}, "driver-older", "note"),
+        ({"cuda": "12.9"}, "torch", "good"),
         ({"available": False}, "torch-unfit", "error"),
         ({"architectures": ["sm_70", "sm_80"]}, "torch-unfit", "error"),
         ({"architectures": ["sm_80", "compute_80"]}, "torch", "good"),

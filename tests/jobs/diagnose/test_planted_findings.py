@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from expert.core.errors import ExpertError
-from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
+from expert.insight.page.facts import RunFacts
+from expert.jobs.diagnose.diagnose import diagnose_run
 from tests.jobs.runs import (
     base_model,
     events_of,
@@ -108,7 +109,7 @@ CASES = [
         more={"rows": LONG},
         verdict="data-bound",
     ),
-    Case({"slow-disk": "kB/s were read"}, {"max_steps": 5}, slow_reads, verdict="data-bound"),
+    Case({"slow-disk": "MB/s were read"}, {"max_steps": 5}, slow_reads, verdict="data-bound"),
     Case({"batch-1": "you set batch_size: 1"}, {"batch_size": 1, "max_steps": 8}),
     Case(
         {
@@ -137,7 +138,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
+def diagnosed(folder: Path, elsewhere: Path) -> RunFacts:
     """The diagnosis of a copy, without access to the other files of the run."""
     place = elsewhere / "moved" / folder.name
     shutil.copytree(folder, place)
@@ -173,7 +174,7 @@ def test_a_healthy_run_draws_no_alarm(kind, tmp_path):
     folder = finished_characters() if kind == "characters" else finished(kind)
     found = diagnosed(folder, tmp_path)
     assert [each.name for each in found.findings if each.severity in ALARMS] == []
-    assert found.step_verdict.kind == "compute-bound"
+    assert found.verdict.kind in ("compute-bound", "start-bound")
 
 
 def test_a_run_shorter_than_its_log_interval_can_be_diagnosed(tmp_path):
@@ -182,5 +183,5 @@ def test_a_run_shorter_than_its_log_interval_can_be_diagnosed(tmp_path):
     [line] = events_of(done.folder, "step")
     assert (line["step"], line["updates"]) == (5, 5)
     found = diagnose_run(done.folder)
-    assert found.step_verdict.kind != "unknown"
+    assert found.verdict.kind != "unknown"
     assert found.anatomy.step.wall > 0

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from expert.core.errors import EXIT_USAGE
-from expert.jobs.launch.cluster import LaunchError, job_name, make_job
+from expert.jobs.launch.cluster import LaunchError, job_file
 from expert.manifest.reader import read_manifest
 from tests.jobs.runs import write_expert
 
@@ -18,9 +18,9 @@ KUBERNETES = {"image": "me/expert:1", "claim": "data"}
 SKYPILOT = {"accelerator": "H100", "bucket": "s3://mine", "setup": ("pip install expert",)}
 
 
-def job(folder: Path, on: Any, *, config: dict[str, Any] | None = None, **asked: Any):
+def job(folder: Path, on: Any, *, config: dict[str, Any] | None = None, **asked: Any) -> str:
     read = read_manifest(write_expert(folder, "tiny", config or {}))
-    return make_job(read, on, **{"nodes": 2, "gpus": 4, **asked})
+    return job_file(read, on, **{"nodes": 2, "gpus": 4, **asked})[1]
 
 
 def directives(script: str) -> dict[str, str]:
@@ -30,54 +30,54 @@ def directives(script: str) -> dict[str, str]:
 
 def test_a_slurm_script_starts_torchrun_once_on_each_machine(tmp_path):
     setup = ("module load cuda", 'export MODE="a b"')
-    made = job(tmp_path / "my expert", "slurm", time="1-02:00:00", partition="gpu", setup=setup)
-    asked = directives(made.text)
+    made = job(tmp_path / "my expert", "slurm", setup=setup)
+    asked = directives(made)
     assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]) == ("2", "1", "4")
-    assert (asked["time"], asked["partition"]) == ("1-02:00:00", "gpu")
     assert asked["signal"] == "B:USR1@120"
     assert "requeue" in asked
-    assert "\n".join(setup) in made.text
-    (command,) = [line for line in made.text.splitlines() if " train " in line]
+    assert "\n".join(setup) in made
+    (command,) = [line for line in made.splitlines() if " train " in line]
     assert "torch.distributed.run --nnodes 2 --nproc-per-node 4" in command
     assert '--node-rank "$SLURM_NODEID" --master-addr "$first" --master-port "$port"' in command
     assert '--output "$runs" --resume if-any' in command
     on_cpu = job(tmp_path, "slurm", config={"device": "cpu"})
-    assert "gpus-per-node" not in directives(on_cpu.text)
-    assert job_name("My Expert_v2 (SQL)") == "my-expert-v2-sql"  # as every scheduler takes it
-    assert job_name("…") == "expert"
-    assert len(job_name("x" * 100)) == 40
+    assert "gpus-per-node" not in directives(on_cpu)
+    for name, plain in (("My Expert_v2 (SQL)", "my-expert-v2-sql"), ("x" * 99, "x" * 40)):
+        assert directives(job(tmp_path, "slurm", name=name))["job-name"] == plain
 
 
 @pytest.mark.parametrize(
-    ("code", "restarts", "asked", "ended"),
-    [(0, 3, "", 0), (2, 3, "", 2), (75, 3, "", 75), (4, 3, "requeue 7", 0), (4, 0, "", 4)],
+    ("code", "crashes", "asked", "ended"),
+    [(0, 0, "", 0), (2, 0, "", 2), (75, 0, "", 75), (4, 0, "requeue 7", 0), (4, 3, "", 4)],
 )
 def test_a_slurm_job_is_requeued_after_a_crash_but_not_if_it_would_fail_again(
-    code, restarts, asked, ended, tmp_path
+    code, crashes, asked, ended, tmp_path
 ):
     programs = tmp_path / "bin"
     fake_program(programs, "srun", f'echo "$@" > {tmp_path}/started\nexit {code}')
     requeue = f"[ $1 = requeue ] && echo $1 $2 > {tmp_path}/asked; echo host"
     fake_program(programs, "scontrol", requeue)
-    made = job(tmp_path / "my expert", "slurm", restarts=restarts, shared=str(tmp_path / "a b"))
+    made = job(tmp_path / "my expert", "slurm", shared=str(tmp_path / "a b"))
+    run = tmp_path / "a b" / "runs" / "demo-7"
+    run.mkdir(parents=True)
+    (run / "crashes").write_text("4\n" * crashes)
     env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host"}
-    done = subprocess.run(["bash"], input=made.text, text=True, env=env, check=False)
+    done = subprocess.run(["bash"], input=made, text=True, env=env, check=False)
     assert done.returncode == ended
     assert "train --manifest" in (tmp_path / "started").read_text()
     assert (tmp_path / "asked").is_file() is bool(asked)
-    assert (tmp_path / "a b" / "runs" / "demo-7").is_dir()
 
 
 def test_kubernetes_has_a_pod_for_each_machine_and_a_name_for_the_first(tmp_path):
-    made = job(tmp_path, "kubernetes", **KUBERNETES, overrides=("epochs=2",), warning=90)
-    service, started = yaml.safe_load_all(made.text)
+    made = job(tmp_path, "kubernetes", **KUBERNETES, overrides=("epochs=2",))
+    service, started = yaml.safe_load_all(made)
     spec = started["spec"]
     assert (spec["completions"], spec["parallelism"]) == (2, 2)
     assert spec["completionMode"] == "Indexed"
     pod = spec["template"]["spec"]
     assert pod["subdomain"] == service["metadata"]["name"] == "demo"
     assert service["spec"]["selector"] == {"job-name": started["metadata"]["name"]}
-    assert pod["terminationGracePeriodSeconds"] == 90
+    assert pod["terminationGracePeriodSeconds"] == 120
     (container,) = pod["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 4}
     assert {each["name"] for each in container["volumeMounts"]} == {
@@ -92,16 +92,15 @@ def test_kubernetes_has_a_pod_for_each_machine_and_a_name_for_the_first(tmp_path
 
 def test_one_machine_needs_no_torchrun_so_that_its_exit_code_is_seen(tmp_path):
     for on, more in (("kubernetes", KUBERNETES), ("skypilot", SKYPILOT)):
-        text = job(tmp_path, on, nodes=1, **more).text
+        text = job(tmp_path, on, nodes=1, **more)
         assert "torch.distributed" not in text
         assert "--gpus 4" in text
 
 
 def test_skypilot_keeps_what_it_saves_in_the_bucket(tmp_path):
-    (task,) = yaml.safe_load_all(job(tmp_path, "skypilot", **SKYPILOT, spot=True).text)
+    (task,) = yaml.safe_load_all(job(tmp_path, "skypilot", **SKYPILOT))
     assert task["num_nodes"] == 2
     assert task["resources"]["accelerators"] == "H100:4"
-    assert task["resources"]["use_spot"] is True
     assert task["file_mounts"]["/shared"]["source"] == "s3://mine"
     assert task["workdir"] == str(tmp_path)
     words = task["run"].split()
@@ -116,8 +115,9 @@ def test_skypilot_keeps_what_it_saves_in_the_bucket(tmp_path):
     [
         ("kubernetes", {}, 2),
         ("skypilot", {}, 3),
-        ("skypilot", {"partition": "x", "claim": "y", **SKYPILOT}, 2),
-        ("slurm", {"time": "so on", "partition": "a\n#SBATCH --x", "shared": "here"}, 3),
+        ("skypilot", {"claim": "y", **SKYPILOT}, 1),
+        ("slurm", {"shared": "here"}, 1),
+        ("kubernetes", {"image": "a\nb: c", "claim": "so on"}, 2),
         ("skypilot", {**SKYPILOT, "bucket": "mine"}, 1),
     ],
 )

@@ -9,13 +9,14 @@ import re
 import select
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass
 from textwrap import wrap
 from typing import IO, Any, cast
 
 from rich import box
 from rich.console import Console
 from rich.segment import Segment
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -45,9 +46,6 @@ class Sheet:
     title: str = ""
     dim: tuple[str, ...] = ()
     """Columns of less importance."""
-
-    def rows(self) -> list[Row]:
-        return [row for section in self.sections for row in section]
 
 
 class _BestEffortStream:
@@ -146,79 +144,62 @@ def flush_outputs() -> None:
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
-    """A ruled table in a terminal; aligned columns elsewhere, with long cells wrapped. Where a word
-    would have to be broken to fit a column, every row is a paragraph."""
-    clean = [[list(map(redacted, row)) for row in section] for section in sheet.sections]
-    sheet = replace(sheet, sections=clean)
-    if not console.is_terminal:
-        for line in plain_lines(sheet):
-            console.out(line, highlight=False)
-        return
-    cells = [list(column) for column in zip(sheet.columns, *sheet.rows(), strict=True)]
-    longest = [max(map(len, cells[0])), *map(_longest_word, cells[1:])]
-    if sum(longest) + 3 * len(longest) > console.width:
-        for line in filter(None, [sheet.title, *_paragraphs(sheet, console.width)]):
+    """A table, ruled in a terminal, aligned elsewhere. Where a word would have to be broken to fit
+    its column, or three columns hold long sentences, every row is a paragraph."""
+    in_terminal = console.is_terminal
+    width = console.width if in_terminal else PLAIN_WIDTH
+    sections = [[[*map(redacted, row)] for row in section] for section in sheet.sections]
+    rows = [row for section in sections for row in section]
+    columns = [*zip(sheet.columns, *rows, strict=True)]
+    widths = [max(map(len, cells)) for cells in columns]
+    words = [max((len(word) for cell in c for word in cell.split()), default=0) for c in columns]
+    least = [widths[0], *words[1:]]
+    needed = sum(least) + 3 * len(least)
+    sentences = sum(widest > LONG_CELL for widest in widths[1:])
+    if (sentences > 2 and sum(widths) > width) or (in_terminal and needed > width):
+        for line in filter(None, [sheet.title, *_paragraphs(sheet.columns, rows, widths, width)]):
             show(console, line)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=sheet.title or None)
-    table.title_justify = "left"
+    table = Table(box=box.SIMPLE_HEAD if in_terminal else None, pad_edge=False)
+    table.padding = (0, 1) if in_terminal else (0, len(GAP), 0, 0)
     for position, column in enumerate(sheet.columns):
         style = "dim" if column in sheet.dim else ("bold" if position == 0 else None)
-        width = longest[position]
-        table.add_column(column, style=style, min_width=width, no_wrap=position == 0)
-    for section in sheet.sections:
+        table.add_column(
+            Text(column),
+            style=style,
+            overflow="fold",
+            min_width=least[position],
+            no_wrap=position == 0,
+        )
+    for section in sections:
         for row in section:
             table.add_row(*map(Text, row))  # Text, so that brackets in a value are not markup
         table.add_section()
-    console.print(table, soft_wrap=False)
-
-
-def plain_lines(sheet: Sheet) -> list[str]:
-    """The table as text lines, at most PLAIN_WIDTH wide where words allow. Three columns of wrapped
-    sentences are hard to read: where there would be as many, each is a paragraph under its row."""
-    lines = [sheet.title] if sheet.title else []
-    columns = [list(cells) for cells in zip(sheet.columns, *sheet.rows(), strict=True)]
-    widths = [max(map(len, cells)) for cells in columns]
-    if sum(width > LONG_CELL for width in widths[1:]) > 2 and sum(widths) > PLAIN_WIDTH:
-        return lines + _paragraphs(sheet, PLAIN_WIDTH)
-    table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0))
-    room = PLAIN_WIDTH
-    for n, cells in enumerate(columns):
-        # Words stay whole, so that paths can be copied.
-        longest = _longest_word(cells)
-        room += max(0, longest - LONG_CELL) if n else 0
-        table.add_column(Text(cells[0]), min_width=longest, no_wrap=n == 0, overflow="fold")
-    for row in sheet.rows():
-        table.add_row(*map(Text, row))
-    paper = Console(file=io.StringIO(), width=room, color_system=None)
+    if in_terminal:
+        table.title, table.title_justify = sheet.title or None, "left"
+        console.print(table, soft_wrap=False)
+        return
+    paper = Console(file=io.StringIO(), width=max(width, needed), color_system=None)
     with paper.capture() as drawn:
         paper.print(table, crop=False)
-    return lines + [line.rstrip() for line in drawn.get().rstrip("\n").split("\n")]
+    for line in filter(None, [sheet.title, *drawn.get().rstrip().split("\n")]):
+        console.out(line.rstrip(), highlight=False)
 
 
-def _longest_word(cells: Sequence[str]) -> int:
-    return max((len(word) for cell in cells for word in cell.split()), default=0)
-
-
-def _paragraphs(sheet: Sheet, width: int) -> list[str]:
+def _paragraphs(
+    names: Row, rows: Sequence[Row], widths: Sequence[int], width: int
+) -> Iterator[str]:
     """Every row as a line of its short cells, and its sentences below."""
-    columns = [list(cells) for cells in zip(sheet.columns, *sheet.rows(), strict=True)]
-    widths = [max(map(len, cells)) for cells in columns]
-    short = [n for n, most in enumerate(widths) if not n or most <= LONG_CELL]
-    lines = []
-    for row in sheet.rows():
+    for row in rows:
         head, below = row[0].ljust(widths[0]), []
-        for n in range(1, len(row)):
-            # In a terminal lines count: a short value may stand beside its name.
-            is_short = n in short or (n == 1 and width < PLAIN_WIDTH and len(row[1]) <= LONG_CELL)
-            if is_short and len(head) + len(GAP) + len(row[n]) <= width:
-                head += GAP + row[n].ljust(min(widths[n], LONG_CELL))
-            elif row[n]:
-                below.append(f"{sheet.columns[n]}: {row[n]}".removeprefix(": ").replace("\n", "; "))
-        lines.append(head.rstrip())
+        for name, cell, widest in zip(names[1:], row[1:], widths[1:], strict=True):
+            if widest <= LONG_CELL and len(head) + len(GAP) + len(cell) <= width:
+                head += GAP + cell.ljust(widest)
+            elif cell:
+                below.append(f"{name}: {cell}".removeprefix(": ").replace("\n", "; "))
+        yield head.rstrip()
         for words in below:
-            lines += [f"    {line}" for line in wrap(words, width - 4, **_WHOLE_WORDS)]
-    return lines
+            yield from (f"    {line}" for line in wrap(words, width - 4, **_WHOLE_WORDS))
 
 
 def show_bars(parts: Sequence[tuple[str, float, str]], whole: float, console: Console) -> None:
@@ -229,16 +210,9 @@ def show_bars(parts: Sequence[tuple[str, float, str]], whole: float, console: Co
         room = console.width - names - 6 - max((len(words) for _, _, words in parts), default=0)
         cells = max(8, min(cells, room))
     for name, size, words in parts:
-        bar = bar_of(size / whole if whole else 0.0, cells)
+        share = min(1.0, max(0.0, size / whole)) if whole else 0.0
+        bar = ("█" * round(cells * share)).ljust(cells, "·")
         console.print(Text.assemble(f"  {name.ljust(names)}  ", (bar, "cyan"), f"  {words}"))
-
-
-def bar_of(share: float, width: int = 40) -> str:
-    """A bar of `width` cells, filled to an eighth of a cell."""
-    eighths = round(8 * width * min(1.0, max(0.0, share)))
-    full, rest = divmod(eighths, 8)
-    filled = "█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
-    return filled.ljust(width, "·")
 
 
 def show_problems(text: str) -> None:
@@ -272,15 +246,33 @@ def write_json(found: Any, *, needed: bool = True) -> None:
     write_line(json_text(plain(data, known_secrets())), needed=needed)
 
 
-@contextlib.contextmanager
-def waiting(console: Console, what: str) -> Iterator[None]:
-    """A spinner in a terminal, a line elsewhere."""
-    if console.is_terminal:
-        with console.status(what):
-            yield
-    else:
-        console.out(f"{what} …", highlight=False)
-        yield
+class Waiting:
+    """Shows what is being waited for, one thing after the other: a spinner in a terminal, lines
+    elsewhere."""
+
+    def __init__(self, console: Console, what: str = "") -> None:
+        self._console = console
+        self._spinner: Status | None = None
+        self(what)
+
+    def __call__(self, what: str = "") -> None:
+        """The next thing; none if `what` is empty."""
+        if what and not self._console.is_terminal:
+            self._console.out(f"{what} …", highlight=False)
+        elif what and self._spinner is not None:
+            self._spinner.update(Text(what))
+        elif what:
+            self._spinner = self._console.status(Text(what))
+            self._spinner.start()
+        elif self._spinner is not None:
+            self._spinner.stop()
+            self._spinner = None
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self()
 
 
 def show(console: Console, text: str, style: str = "") -> None:

@@ -223,27 +223,19 @@ def settings_file() -> Path | None:
 
 def _with_settings_file(dataset: str, overrides: tuple[str, ...], *, quiet: bool) -> ReadManifest:
     """With the settings of config.yaml in the working directory; reports whether it is used."""
-    from expert.manifest.text.document import read_document
     from expert.run.text_manifest import (
         NotACharacterConfig,
         character_manifest,
         configured_manifest,
     )
 
-    console, file = make_console(error=True), Path(SETTINGS_FILE)
+    console = make_console(error=True)
     console.quiet = quiet
     try:
-        read = configured_manifest(file, dataset, overrides)
+        read = configured_manifest(Path(SETTINGS_FILE), dataset, overrides)
     except NotACharacterConfig as why:
         show(console, f"{SETTINGS_FILE} is not used: {why}", "yellow")
         return character_manifest(dataset, overrides)
-    except ManifestError:
-        try:
-            read_document(file)
-        except ManifestError as error:  # a file of that name without settings
-            show(console, f"{SETTINGS_FILE} is not used: {error.problems[0].what}", "yellow")
-            return character_manifest(dataset, overrides)
-        raise
     show(console, f"using the settings in {SETTINGS_FILE}", "dim")
     warnings = tuple(notice for notice in read.notices if notice.kind == "warning")
     for notice in read.notices:

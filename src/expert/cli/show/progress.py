@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn
 
-from expert.cli.show.display import GAP, show, show_lines, waiting
+from expert.cli.show.display import GAP, Waiting, show, show_lines
 from expert.core.text import count
 from expert.insight.event_text import Event, lines_of, number, step_parts, time_in_words, whole
 
@@ -50,13 +43,6 @@ ONLY_IN_THE_BAR = ("epoch",)
 """A log is read as a column of numbers, and has a line at the end of every epoch."""
 
 
-def facts_bar(console: Console, cells: int, **more: Any) -> Progress:
-    """A bar with a line of facts. It is drawn on request: a drawing thread would take Python's lock
-    from training, or a core from a measurement."""
-    facts = TextColumn("{task.fields[facts]}", markup=False)
-    return Progress(BarColumn(cells), facts, console=console, auto_refresh=False, **more)
-
-
 @dataclass
 class Pace:
     """The rate of something since it was first seen: earlier progress was made before, or includes
@@ -68,25 +54,6 @@ class Pace:
         """Items per second; None if there is no progress yet."""
         before, since = self.first = self.first or (done, now)
         return (done - before) / (now - since) if done > before and now > since else None
-
-
-class Stages:
-    """Shows what is being waited for, one thing after the other."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._now = console, ExitStack()
-
-    def __enter__(self) -> Stages:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._now.close()
-
-    def __call__(self, what: str = "") -> None:
-        """The next thing; none if `what` is empty."""
-        self._now.close()
-        if what:
-            self._now.enter_context(waiting(self._console, what))
 
 
 class RunProgress:
@@ -101,7 +68,7 @@ class RunProgress:
         live: bool = False,
     ) -> None:
         self._console, self._clock = console, clock
-        self._live, self._waiting = live, Stages(console)
+        self._live, self._waiting = live, Waiting(console)
         self._started: dict[str, Any] = {}
         self._bar: Progress | None = None
         self._step = 0
@@ -232,7 +199,10 @@ class RunProgress:
         """Move the bar, and draw it if the last frame is old enough."""
         if self._bar is None:
             self._waiting()
-            self._bar = facts_bar(self._console, BAR_CELLS, get_time=self._clock)
+            facts = TextColumn("{task.fields[facts]}", markup=False)
+            # Drawn on request: a drawing thread would take Python's lock from training.
+            how: dict[str, Any] = {"console": self._console, "auto_refresh": False}
+            self._bar = Progress(BarColumn(BAR_CELLS), facts, get_time=self._clock, **how)
             self._bar.add_task("", total=self._total, facts="")
             self._bar.start()
         self._update(self._bar, parts)
@@ -252,8 +222,8 @@ class RunProgress:
 
 
 class PreparingView:
-    """Progress of preparing data: bars in a terminal, a line now and then elsewhere, after one that
-    says what is read unless `brief`. `verb`: what is done to the rows."""
+    """Progress of preparing data: a spinner with numbers in a terminal, a line now and then
+    elsewhere, after one that says what is read unless `brief`. `verb`: what is done to the rows."""
 
     def __init__(
         self,
@@ -264,61 +234,39 @@ class PreparingView:
         verb: str = "preparing",
     ) -> None:
         self._console, self._clock, self._brief, self._verb = console, clock, brief, verb
-        self._shown = ExitStack()
-        self._bars: Progress | None = None
-        self._sources: dict[str, _Preparing] = {}
+        self._waiting = Waiting(console)
+        self._totals: dict[str, int] = {}
+        self._paces: defaultdict[str, tuple[Pace, Pace]] = defaultdict(lambda: (Pace(), Pace()))
         self._printed = clock()
 
     def __enter__(self) -> PreparingView:
         if self._console.is_terminal or not self._brief:
-            self._shown.enter_context(waiting(self._console, "reading the data"))
+            self._waiting("reading the data")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._shown.close()
+        self._waiting()
 
     def waits(self, sentence: str) -> None:
         """Show which process this one waits for."""
         show(self._console, sentence, "dim")
 
     def expect(self, name: str, rows: int) -> None:
-        self._sources[name] = _Preparing(rows)
+        self._totals[name] = rows
 
     def __call__(self, name: str, rows: int, tokens: int) -> None:
-        """Report the rows and tokens of a source that are done."""
+        """Report the rows and tokens of a source that are done, with rate and time left as far as
+        known."""
         now = self._clock()
-        source = self._sources.setdefault(name, _Preparing())
-        words = source.words(rows, tokens, now)
-        if not self._console.is_terminal:
-            if now - self._printed >= SECONDS_BETWEEN_LINES:
-                self._printed = now
-                show(self._console, f"{self._verb} {name}: {words}")
-            return
-        if self._bars is None:
-            self._shown.close()
-            columns = map(TextColumn, ("[bold]{task.description}", "{task.fields[words]}"))
-            bars = Progress(SpinnerColumn(), *columns, TimeElapsedColumn(), console=self._console)
-            self._bars = self._shown.enter_context(bars)
-        if source.task is None:
-            source.task = self._bars.add_task(name, total=None, words="")
-        self._bars.update(source.task, words=words)
-
-
-@dataclass
-class _Preparing:
-    total: int | None = None
-    rows: Pace = field(default_factory=Pace)
-    tokens: Pace = field(default_factory=Pace)
-    task: TaskID | None = None
-
-    def words(self, rows: int, tokens: int, now: float) -> str:
-        """Progress, rate and time left, as far as known."""
-        left = max(0, self.total - rows) if self.total else 0
-        words = f"{rows:,} of {self.total:,} rows" if left else f"{rows:,} rows"
+        by_rows, by_tokens = self._paces[name]
+        rate, pace = by_tokens.rate(tokens, now), by_rows.rate(rows, now)
+        left = max(0, self._totals.get(name, 0) - rows)
+        words = f"{rows:,} of {self._totals[name]:,} rows" if left else f"{rows:,} rows"
         words += f", {count(tokens)} tokens" if tokens else ""
-        rate, pace = self.tokens.rate(tokens, now), self.rows.rate(rows, now)
-        if rate is not None:
-            words += f", {rate:,.0f} tokens/s"
-        if pace is not None and left:
-            words += f", ETA {time_in_words(left / pace)}"
-        return words
+        words += f", {rate:,.0f} tokens/s" if rate is not None else ""
+        words += f", ETA {time_in_words(left / pace)}" if pace is not None and left else ""
+        if self._console.is_terminal:
+            self._waiting(f"{self._verb} {name}: {words}")
+        elif now - self._printed >= SECONDS_BETWEEN_LINES:
+            self._printed = now
+            show(self._console, f"{self._verb} {name}: {words}")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from expert.data.inspect.shown_rows import ShownRow, ShownSegment
+    from expert.data.inspect.shown_rows import ShownRow
 
 BRACKETS = (("⟦", "⟧"), ("⟪", "⟫"), ("⦃", "⦄"), ("⸨", "⸩"), ("⟬", "⟭"))
 """Around trained text: the first pair that does not occur in any of the rows."""
@@ -68,85 +68,70 @@ def _head(row: ShownRow) -> str:
     return f"{place}: {'; '.join(parts)}" if parts else place
 
 
-def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
-    """The row in lines, each after a bar; cut text after scissors."""
-    page = _RowLines(marks)
-    for one in row.segments:
-        if page.seen and not one.seen and not row.left_out:
-            page.add_note(
-                f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
-                f"{row.lost_answer_tokens:,} of them would be trained on"
-            )
-        elif one.piece != page.piece and one.seen:
-            page.add_note(f"sequence {one.piece + 1:,} of {row.pieces:,} starts here")
-        page.margin(SEEN_MARGIN if one.seen or row.left_out else LOST_MARGIN)
-        page.seen, page.piece = one.seen, one.piece
-        page.write(one)
-    return page.end()
-
-
-class _RowLines:
-    """Lines written from left to right, each with its margin."""
+class _Page:
+    """A row in lines, written from left to right, each after a bar; cut text after scissors."""
 
     def __init__(self, marks: tuple[str, str] | None) -> None:
-        from rich.text import Text
-
-        self._new = Text
         self.marks = marks
-        self.seen, self.piece = True, 0
-        self._inside = False
-        self._margin = SEEN_MARGIN
-        self._lines: list[Text] = []
+        self.lines: list[Text] = []
+        self._margin, self._inside = SEEN_MARGIN, False
         self._line = self._new_line()
 
     def _new_line(self) -> Text:
-        return self._new.assemble((self._margin, NOTE_STYLE))
+        from rich.text import Text
+
+        return Text.assemble((self._margin, NOTE_STYLE))
 
     def margin(self, margin: str) -> None:
-        """Continue with this margin; an open bracket is closed first."""
+        """Continue with this margin on a new line; an open bracket is closed first."""
         if margin != self._margin:
-            self._mark(False)
-            self._end_line()
+            self.mark(False)
+            if len(self._line) > len(self._margin):
+                self.lines.append(self._line)
             self._margin = margin
             self._line = self._new_line()
 
-    def add_note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """A note between lines of the row."""
         margin = self._margin
         self.margin(NOTE_MARGIN)
         self._line.append(text, style=NOTE_STYLE)
         self.margin(margin)
 
-    def _end_line(self) -> None:
-        if len(self._line) > len(self._margin):
-            self._lines.append(self._line)
-
-    def write(self, one: ShownSegment) -> None:
-        self._mark(one.trained)
-        style = TRAINED if one.trained else SPECIAL if one.special else CONTEXT
-        style = f"bold {TRAINED}" if one.trained and one.special else style
-        style = style if one.seen else LOST
-        self._text(one.text, style)
-        if one.not_shown:
-            self.add_note(f"{counted(one.not_shown, 'token')} not shown: --full shows all")
-            self._mark(one.trained and bool(one.after))
-            self._text(one.after, style)
-
-    def _text(self, text: str, style: str) -> None:
+    def write(self, text: str, style: str) -> None:
         for number, part in enumerate(text.split("\n")):
             if number:
                 self._line.append(NEW_LINE, style=style)
-                self._lines.append(self._line)
+                self.lines.append(self._line)
                 self._line = self._new_line()
-            if part:
-                self._line.append(visible(part, keep=""), style=style)
+            self._line.append(visible(part, keep=""), style=style)
 
-    def _mark(self, trained: bool) -> None:
+    def mark(self, trained: bool) -> None:
         if self.marks is not None and trained != self._inside:
             self._line.append(self.marks[0] if trained else self.marks[1])
         self._inside = trained
 
-    def end(self) -> list[Text]:
-        self._mark(False)
-        self._end_line()
-        return self._lines
+
+def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
+    page, seen, piece = _Page(marks), True, 0
+    for one in row.segments:
+        if seen and not one.seen and not row.left_out:
+            page.note(
+                f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
+                f"{row.lost_answer_tokens:,} of them would be trained on"
+            )
+        elif one.piece != piece and one.seen:
+            page.note(f"sequence {one.piece + 1:,} of {row.pieces:,} starts here")
+        page.margin(SEEN_MARGIN if one.seen or row.left_out else LOST_MARGIN)
+        seen, piece = one.seen, one.piece
+        style = TRAINED if one.trained else SPECIAL if one.special else CONTEXT
+        style = f"bold {TRAINED}" if one.trained and one.special else style
+        style = style if one.seen else LOST
+        page.mark(one.trained)
+        page.write(one.text, style)
+        if one.not_shown:
+            page.note(f"{counted(one.not_shown, 'token')} not shown: --full shows all")
+            page.mark(one.trained and bool(one.after))
+            page.write(one.after, style)
+    page.margin("")  # ends the last line
+    return page.lines

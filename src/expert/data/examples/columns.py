@@ -18,7 +18,7 @@ from expert.data.examples.column_survey import (
     ColumnSurvey,
 )
 from expert.data.records import DataError
-from expert.manifest.check.spelling import closest
+from expert.manifest.check.problems import closest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from expert.manifest.schema.message_names import TOOL_COLUMNS, TRAIN_FIELDS
 

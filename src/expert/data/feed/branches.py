@@ -108,8 +108,8 @@ class Branches:
         keys = shared + lengths
         key_starts = np.cumsum(keys) - keys
         total = int(keys.sum())
-        froms, counts = np.stack((shared_from, begins), 1), np.stack((shared, lengths), 1)
-        out.key_places[:total] = counted_from(froms.ravel(), counts.ravel())
+        starts, counts = np.stack((shared_from, begins), 1), np.stack((shared, lengths), 1)
+        out.key_places[:total] = counted_from(starts.ravel(), counts.ravel())
         out.key_places[total:] = 0
         out.key_boundaries.fill(total)
         out.key_boundaries[: len(begins)] = key_starts

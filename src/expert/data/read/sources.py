@@ -18,7 +18,7 @@ from expert.data.read.hub import hub_fingerprint, read_hub
 from expert.data.read.rows import file_format, read_rows
 from expert.data.read.streams import data_error
 from expert.data.records import BadRow, FilesNotFound, Row
-from expert.manifest.check.spelling import closest
+from expert.manifest.check.problems import closest
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import COMPRESSED

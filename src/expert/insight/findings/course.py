@@ -9,25 +9,19 @@ from expert.core.rundir import named_manifest
 from expert.core.text import percent, shell_quoted, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Answer, Noted
-from expert.insight.findings.memory import TOKENS_FILL_A_CARD
-from expert.insight.findings.verdict import MIN_PAUSE_SECONDS, PAUSE_BUDGET_SHARE, advised_interval
-from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
 from expert.insight.step.anatomy import number
 
+MIN_PAUSE_SECONDS = 2.0
+"""Less evaluating and saving in total is not worth a change, whatever its share."""
+PAUSE_BUDGET_SHARE = 0.05
+"""Allowed time of evaluating or saving relative to training; sets the advised interval."""
 PAUSING_SHARE = 0.25
 """Share of the time; evaluating or saving for longer is too often."""
 PAUSING_SECONDS = 30.0
 """An interval the planner chose is reported only if it costs this much."""
-LINES_PER_SECOND = 20.0
-LOGGING_SHARE = 0.2
-SKIPPED_SHARE = 0.05
-"""float16 finds its loss scale within a few skipped steps; one step in twenty is too many."""
-LINES_TO_JUDGE = 20
 CLIPPED_SHARE = 0.95
 """A few clipped steps are what the limit is for; nearly all of them point to the learning rate."""
 CLIPPED_LINES = 10
-FAR_CLIPPED = 10.0
-"""With gradients this many times the limit, clipping leaves only their direction."""
 LONG_RUN_SECONDS = 24 * 3600
 
 
@@ -68,20 +62,6 @@ def loss_spikes(found: Evidence) -> Answer:
     return f"{len(events)} spikes{how_far}; {rollbacks}"
 
 
-def fp16_skips(found: Evidence) -> Answer:
-    """float16 overflow: the scale is halved and the step skipped."""
-    lines = found.anatomy.lines
-    lost = [line for line in lines if line.event.get("grad_norm") in ("inf", "nan", "-inf")]
-    if found.planned("kernels.precision") != "fp16" or not lost:
-        return None
-    share = len(lost) / len(lines)
-    lines_of = f"{len(lost)} of {len(lines)} log lines ({percent(share)})"
-    return Noted(
-        f"{lines_of} have a gradient that is not finite",
-        severity="warning" if share >= SKIPPED_SHARE and len(lost) > 2 else "note",
-    )
-
-
 def evaluation_often(found: Evidence) -> Answer:
     requested = found.requested("watch.eval_steps") or found.requested("watch.evaluation_strategy")
     seconds = found.anatomy.run.evaluating
@@ -107,63 +87,32 @@ def _pauses(found: Evidence, event: str, path: str, seconds: float, *, requested
     return Noted(
         f"{count} times for {span(seconds)}, next to {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
-        keys=("{}={}".format(*advised_interval(found, event, seconds)),),
+        keys=(advised_interval(found, event, seconds),),
         gain=whole / kept if whole > seconds else None,
     )
 
 
-def logging_often(found: Evidence) -> Answer:
-    step, every = found.step, found.amount("watch.logging_steps")
-    if found.before is not None:
-        often = every is not None and every <= 1
-        return Noted("logging_steps is 1", row="logging-each-step") if often else None
-    if step is None or not every or step.wall <= 0:
-        return None
-    lines = 1 / (every * step.wall)
-    if lines < LINES_PER_SECOND or step.share("other") < LOGGING_SHARE:
-        return None
-    return Noted(
-        f"{lines:.0f} lines a second ({found.setting_words('watch.logging_steps')}); "
-        f"{percent(step.share('other'))} of a step is neither feeding nor computing",
-        keys=(f"logging_steps={max(10, round(1 / step.wall))}",),
-    )
+def advised_interval(found: Evidence, event: str, seconds: float) -> str:
+    """The setting at which evaluations or checkpoints take 5 % of the training time in total."""
+    key = "eval_steps" if event == "eval" else "save_steps"
+    updates = sum(line.updates for line in found.anatomy.lines)
+    count = max(1, len(found.run.of(event)))
+    training = found.anatomy.run.training
+    allowed = max(1.0, PAUSE_BUDGET_SHARE * training / (seconds / count)) if seconds else 1.0
+    return f"{key}={max(1, round(updates / allowed))}"
 
 
 def below_the_band(found: Evidence) -> Answer:
     """Slower than models of this size run on this card, according to the shipped measurements."""
     step, band = found.step, found.band
     rate = step.tokens_per_second if step is not None else None
-    if step is None or band is None or rate is None or rate >= band.acceptable_from:
+    if band is None or not rate or rate >= band.acceptable_from:
         return None
-    reached = f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}"
-    gain = band.reference / rate if rate else None
-    if found.micro_batches == 1 and 0 < (step.tokens or 0) < TOKENS_FILL_A_CARD:
-        text = f"{reached}; a step has {step.tokens:,.0f} tokens"
-        return Noted(text, row="small-steps", gain=gain)
-    wrong = band.measured and rate < band.wrong_below
-    return Noted(reached, severity="warning" if wrong else "note", gain=gain)
-
-
-def loss_stays(found: Evidence) -> Answer:
-    known = (number(line.event, "loss") for line in found.anatomy.lines)
-    losses = [loss for loss in known if loss is not None]
-    if len(losses) < LINES_TO_JUDGE:
-        return None
-    fifth = len(losses) // 5
-    first, last = statistics.mean(losses[:fifth]), statistics.mean(losses[-fifth:])
-    text = f"{first:.4g} in the first fifth of the run, {last:.4g} in the last"
-    return text if last >= first else None
-
-
-def overfits(found: Evidence) -> Answer:
-    held_out, outcome = held_out_losses(found), judge_learning(found)
-    if outcome.kind != "overfitted":
-        return None
-    best, last = min(held_out, key=lambda one: one[1]), held_out[-1]
-    far = last[1] >= FAR_OVERFITTED * best[1] and not outcome.kept_best
-    kept = "; the best weights were kept" if outcome.kept_best else ""
-    text = f"best {best[1]:.4g} at step {best[0]}, {last[1]:.4g} at step {last[0]}{kept}"
-    return Noted(text, severity="warning" if far else "note", fix=outcome.fix)
+    return Noted(
+        f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}",
+        severity="warning" if band.measured and rate < band.wrong_below else "note",
+        gain=band.reference / rate,
+    )
 
 
 def always_clipped(found: Evidence) -> Answer:
@@ -176,15 +125,9 @@ def always_clipped(found: Evidence) -> Answer:
     clipped, usual = sum(norm > limit for norm in norms), statistics.median(norms)
     if clipped < CLIPPED_SHARE * len(norms):
         return None
+    text = f"{clipped} of {len(norms)} log lines have a gradient norm above max_grad_norm {limit:g}"
     wider = float(f"{2 * usual:.1g}")
-    return Noted(
-        f"{clipped} of {len(norms)} log lines have a gradient norm above max_grad_norm "
-        f"{limit:g}; the median is {usual:.3g}",
-        severity="warning" if usual >= FAR_CLIPPED * limit else "note",
-        keys=(f"max_grad_norm={wider:g}",),
-        fix=f"{CONFIG}.max_grad_norm: {wider:g} where the loss falls steadily; a lower "
-        "learning_rate or a longer warmup_steps where it does not",
-    )
+    return Noted(f"{text}; the median is {usual:.3g}", keys=(f"max_grad_norm={wider:g}",))
 
 
 def damaged_files(found: Evidence) -> Answer:

@@ -122,13 +122,6 @@ class Evidence:
         because = self.decision(path).get("because")
         return f"{key} {shown}" + (f" ({because})" if because else "")
 
-    def advice(self, path: str) -> str:
-        """The planner's advice before the run; empty if there was none."""
-        for one in map(mapping, listed(self.run.plan.get("remarks"))):
-            if (one.get("kind"), one.get("path")) == ("advice", path):
-                return str(one.get("text", ""))
-        return ""
-
     def part(self, name: str) -> float:
         """Bytes the plan estimated for one purpose."""
         return number(mapping(self.planned("memory.parts")), name) or 0.0
@@ -152,17 +145,9 @@ class Evidence:
     @property
     def band(self) -> Band | None:
         """How fast models of this size run on this card, according to the shipped measurements."""
-        size, parameters = self.gpu_bytes, self.amount("model.parameters")
+        size = self.gpu_bytes
         card = card_by_nvml_name(str(self.gpu_fact("name")), size) if size is not None else None
-        if not self.on_gpu or card is None or not parameters:
-            return None
-        return expected_band(
-            card=card.slug,
-            parameters=int(parameters),
-            flops_per_token=self.amount("length.flops_per_token"),
-            peak_flops=self.amount("length.peak_flops"),
-            characters=self.planned("model.name") == CHAR_GPT,
-        )
+        return expected_band(self.run, card.slug) if self.on_gpu and card is not None else None
 
     @property
     def cores(self) -> int | None:
@@ -214,11 +199,6 @@ class Evidence:
         return int((planned if seen is None else seen) or 0)
 
     @property
-    def syncs(self) -> int:
-        """How often the host waited for the device in the one step that was watched."""
-        return int(number(self.newest("syncs"), "count") or 0)
-
-    @property
     def micro_batches(self) -> int:
         return max(1, int(self.amount("batch.accumulation") or 1))
 
@@ -254,16 +234,6 @@ class Evidence:
         if threads + others <= cores + CROWDED_CORES:
             return None
         return int(threads), int(cores), others
-
-    @property
-    def neighbours(self) -> str:
-        """The processes that used the cores, if the run recorded them: `, most of all …`."""
-        names = [
-            f"{one.get('name') or 'a process'} (pid {one.get('pid')}, {cores:.1f} cores)"
-            for one in map(mapping, listed(self.newest("neighbours").get("processes")))
-            if (cores := number(one, "cores")) is not None
-        ]
-        return f", most of all {', '.join(names)}" if names else ""
 
     @property
     def padding_share(self) -> float | None:

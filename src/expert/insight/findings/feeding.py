@@ -5,27 +5,30 @@ from __future__ import annotations
 import math
 
 from expert.core.text import percent, span
-from expert.insight.findings.evidence import PADDING_SHARE, Evidence
+from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Answer, Noted
-from expert.insight.findings.verdict import (
-    LINK_FIX,
-    feeding_verdict,
-    is_copy_bound,
-    is_significant_wait,
-    padding_fix,
-)
 from expert.insight.step.anatomy import StepAnatomy
 from expert.planning.choose.length import CACHE_BYTES_PER_TOKEN
 
-SLOW_TOKENS_PER_SECOND = 5e6
-"""The feeder thread filled 22 to 50 million tokens a second from a warm cache on two cores
-(docs/benchmarks/data-loading.json); below a fifth of that, its reads are held up."""
+WAITING_SHARE = 0.10
+"""Less than 10 % of waiting is not worth a change; healthy runs on an H200 waited below 1 %."""
+THREAD_SWITCH_SECONDS = 0.005
+"""Python's thread switch interval is 5 ms: shorter waits come from threading, not from the data."""
+COPY_SHARE_OF_WAIT = 0.5
+"""If copying takes half of the wait, the device waits for the copy rather than for the batch."""
+COPY_BOUND_SHARE = 0.9
+"""Back-to-back copies for nine tenths of a step set its pace. The phases need not show idle time:
+on an H200 a copy from pageable memory delayed reading the loss back, and the device was idle in
+none of its phases (copies of 1.01 s in steps of 1.00 s: docs/benchmarks/planted-faults-h200.json).
+"""
+LINK_FIX = (
+    "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
+    "else uses the card"
+)
+MAX_GAIN = 3.0
+"""The most that packing gains where rows are not grouped by length."""
 WORSE_THAN_UNPACKED = 0.6
 """Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
-SHORT_ROWS = 8
-"""Rows this many times shorter than a sequence leave most of a launch unused unless packed."""
-GROUPED_GAIN, MAX_GAIN = 1.2, 3.0
-"""Gain of packing rows that are already grouped by length, and the most it gains otherwise."""
 
 
 def tokenised_late(found: Evidence) -> Answer:
@@ -52,6 +55,13 @@ def too_few_workers(found: Evidence) -> Answer:
     step = found.step
     if step is None or found.feed_kind not in ("padded", "stream") or not _waits(found):
         return None
+    if found.feed_kind == "stream":
+        return Noted(
+            f"a stream is read; {_waiting(step)}",
+            fix="training.dataset.streaming: false (the data is prepared once)",
+            keys=("training.dataset.streaming=false",),
+            gain=_without_waiting(step),
+        )
     cores, workers = found.cores or 1, found.workers
     needed = 2 * max(1, workers)
     if step.feed and step.compute:
@@ -59,7 +69,6 @@ def too_few_workers(found: Evidence) -> Answer:
     more = f", or dataloader_num_workers: {min(cores, needed)}" if workers < cores else ""
     return Noted(
         f"{_waiting(step)}; {workers} workers on {cores} cores",
-        row="too-few-workers" if workers < cores else "slow-loader",
         fix=f"training.config.packing: true{more}",
         gain=_without_waiting(step),
     )
@@ -103,31 +112,21 @@ def no_packing(found: Evidence) -> Answer:
     mean, longest = before.mean_tokens, min(before.longest_tokens or length, length)
     if mean > longest / 2:
         return None
-    grouped = bool(found.planned("data.group_by_length"))
-    sliced = found.micro_batches > 1  # a step in one micro-batch is padded to its longest row
-    return Noted(
-        f"rows of {mean:.0f} tokens on average, {longest} the longest, "
-        f"{'' if grouped else 'not '}grouped by length",
-        gain=GROUPED_GAIN if grouped and sliced else min(MAX_GAIN, longest / mean),
-    )
+    text = f"rows of {mean:.0f} tokens on average, {longest} the longest"
+    gain = None if found.planned("data.group_by_length") else min(MAX_GAIN, longest / mean)
+    return Noted(text, gain=gain)
 
 
 def slow_disk(found: Evidence) -> Answer:
     """Prepared tokens arrive late: the disk or its cache is too slow, or the host too busy."""
     step = found.step
-    if step is None or found.feed_kind != "packed" or not _waits(found) or _waits_for_copies(step):
+    if step is None or found.feed_kind != "packed" or not _waits(found):
         return None
-    rate, read = 0.0, "how fast they were read is unknown"
+    read = "how fast they were read is unknown"
     if step.feed and step.tokens:
-        rate = step.tokens / step.feed
-        size = rate * CACHE_BYTES_PER_TOKEN
-        words = f"{size / 1e6:,.1f} MB/s" if size >= 1e6 else f"{size / 1e3:,.0f} kB/s"
-        read = f"{words} were read ({rate:,.0f} tokens/s)"
-    return Noted(
-        f"{_waiting(step)}; {read}, 100 MB/s and more are usual",
-        row="slow-feed" if rate >= SLOW_TOKENS_PER_SECOND else "slow-disk",
-        gain=_without_waiting(step),
-    )
+        speed = step.tokens / step.feed * CACHE_BYTES_PER_TOKEN
+        read = f"{speed / 1e6:,.3g} MB/s were read, 100 and more are usual"
+    return Noted(f"{_waiting(step)}; {read}", gain=_without_waiting(step))
 
 
 def padding_waste(found: Evidence) -> Answer:
@@ -139,29 +138,11 @@ def padding_waste(found: Evidence) -> Answer:
     return Noted(
         f"{percent(padding)} of the places of a batch hold no token; {setting}",
         severity="warning" if not packed or padding >= WORSE_THAN_UNPACKED else "note",
-        fix=padding_fix(found),
+        fix="training.config.max_seq_length: smaller, or more rows per step (batch_size)"
+        if packed
+        else "training.config.packing: true",
         keys=() if packed else ("packing=true",),
         gain=1 / (1 - padding) if padding < 1 else None,
-    )
-
-
-def packing_off(found: Evidence) -> Answer:
-    """Unpacked rows with little padding: short ones still leave most of a kernel launch unused."""
-    step = found.step
-    if step is None or not found.padded:
-        return None
-    if step.padding is not None and step.padding >= PADDING_SHARE:
-        return None  # reported as padding-waste
-    length, rows = found.amount("data.max_seq_length"), None
-    if step.tokens_per_second and step.samples_per_second:
-        rows = step.tokens_per_second / step.samples_per_second
-    setting = found.setting_words("data.packing")
-    if not rows or not length or rows * SHORT_ROWS > length:
-        return Noted(setting, severity="note")
-    return Noted(
-        f"{setting}; a row has {rows:,.0f} tokens on average, a sequence {length:,.0f}",
-        row="short-rows-alone",
-        severity="warning" if found.on_gpu else "note",
     )
 
 
@@ -183,6 +164,17 @@ def slow_copies(found: Evidence) -> Answer:
     )
 
 
+def is_significant_wait(waited: float, step: StepAnatomy) -> bool:
+    """Whether a wait is at least a tenth of the step, and longer than a thread switch."""
+    return waited >= max(WAITING_SHARE * step.wall, THREAD_SWITCH_SECONDS)
+
+
+def is_copy_bound(step: StepAnatomy) -> bool:
+    """Whether overlapped copies fill the whole step while the device does not."""
+    fill = step.copies_beside and step.of("copy") >= COPY_BOUND_SHARE * step.wall
+    return fill and is_significant_wait(step.wall - step.compute, step)
+
+
 def _makes_batches(found: Evidence) -> bool:
     """Whether making a batch is real work: rows are tokenised or padded while training."""
     streaming = bool(found.written("dataset", "streaming"))
@@ -190,13 +182,18 @@ def _makes_batches(found: Evidence) -> bool:
 
 
 def _waits_for_copies(step: StepAnatomy) -> bool:
-    verdict = feeding_verdict(step)
-    return verdict is not None and verdict.kind == "copy-bound"
+    if is_copy_bound(step):
+        return True
+    waited = step.of("data_wait")
+    return is_significant_wait(waited, step) and step.of("copy") >= COPY_SHARE_OF_WAIT * waited
 
 
 def _waits(found: Evidence) -> bool:
+    """Whether the device waits for batches, and not only for their copies."""
     step = found.step
-    return step is not None and is_significant_wait(step.of("data_wait"), step)
+    if step is None or _waits_for_copies(step):
+        return False
+    return is_significant_wait(step.of("data_wait"), step)
 
 
 def _waiting(step: StepAnatomy) -> str:

@@ -37,7 +37,7 @@ def worst_first(findings: list[Finding]) -> list[Finding]:
 
 class Noted:
     """What a rule says besides its evidence: fields of the finding that differ from its row in the
-    table, with `keys` in place of `overrides`; or with `row` another row."""
+    table, with `keys` in place of `overrides`."""
 
     def __init__(self, evidence: str, **changes: Any) -> None:
         self.evidence, self.changes = evidence, changes

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from pydantic import ValidationError
+import math
 
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Answer, Noted
-from expert.insight.findings.verdict import gain_without_checkpointing
 from expert.insight.record import listed
-from expert.planning.choose.kernels import COMPILE_SPEEDUP
+from expert.planning.choose.kernels import COMPILE_SPEEDUP, NO_CHECKPOINTING_SPEEDUP
 from expert.planning.choose.rates import COLD_COMPILE
-from expert.planning.machine.cards import VOLTA, card_by_nvml_name
+from expert.planning.machine.cards import card_by_nvml_name
 from expert.planning.memory.fitting import MARGIN
-from expert.planning.memory.memory import activation_bytes
-from expert.planning.memory.workload import workload_of
-from expert.planning.run_plan import RunPlan
 
 RECOMPILES_PER_UPDATE = 0.1
 MIN_RECOMPILES = 3
@@ -25,8 +19,6 @@ MIN_RECOMPILES = 3
 MANY_WEIGHTS = 10_000_000
 """Below this, an adapter's optimizer takes under 1 % of a step, whichever it is."""
 OPTIMIZER_SHARE = 0.05
-LOSS_SHARE = 0.1
-"""Logits that take a tenth of the memory budget leave room for fewer rows per micro-batch."""
 FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN, DEQUANTISING_GAIN = 1.05, 1.5, 2.0, 10.0, 1.2
 """What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone; not measured."""
 COMPILE_PAYS_OFF_SECONDS = COLD_COMPILE / (1 - 1 / COMPILE_SPEEDUP)
@@ -47,29 +39,21 @@ def needless_recomputing(found: Evidence) -> Answer:
         return None
     if found.before is not None and not found.requested("kernels.checkpointing"):
         return None  # the planner weighed it against the micro-batch size
-    more = _bytes_saved_by_checkpointing(found)
-    if more is not None and peak + more <= MARGIN * budget:
-        why = f"without checkpointing it would hold {gib(peak + more)}"
-    elif advice := found.advice("kernels.checkpointing"):
-        why = f"the planner said: {advice}"
-    else:
+    # A block's activations are at most everything that is kept now.
+    blocks, now = found.amount("kernels.recomputed_blocks"), found.part("activations")
+    whole = peak + blocks * now if blocks and now else math.inf
+    if whole > MARGIN * budget:
         return None
-    setting = found.setting_words("kernels.checkpointing")
-    text = f"{setting}; the run holds {gib(peak)} of {gib(budget)}; {why}"
+    text = f"{found.setting_words('kernels.checkpointing')}; the run holds {gib(peak)} of "
+    text += f"{gib(budget)}; without checkpointing it would hold at most {gib(whole)}"
     return Noted(text, gain=gain_without_checkpointing(found))
 
 
-def _bytes_saved_by_checkpointing(found: Evidence) -> float | None:
-    """Bytes that keeping all activations would take; None if the plan does not show it."""
-    try:
-        work = workload_of(RunPlan.model_validate(found.run.plan))
-    except (ValidationError, KeyError, TypeError):
-        work = None
-    if work is not None:
-        return float(activation_bytes(replace(work, recomputed_blocks=0)) - activation_bytes(work))
-    # A model of unknown shape: a block's activations are at most everything that is kept now.
-    blocks, now = found.amount("kernels.recomputed_blocks"), found.part("activations")
-    return blocks * now if blocks and now else None
+def gain_without_checkpointing(found: Evidence) -> float:
+    """The speedup from keeping all activations; half as much if some blocks keep theirs."""
+    if found.planned("kernels.checkpointing") == "full":
+        return NO_CHECKPOINTING_SPEEDUP
+    return 1 + (NO_CHECKPOINTING_SPEEDUP - 1) / 2
 
 
 def needless_quantisation(found: Evidence) -> Answer:
@@ -118,20 +102,6 @@ def kernel_fell_back(found: Evidence) -> Answer:
     return str(lost.get("reason") or "the reason is unknown") if lost else None
 
 
-def too_short_to_compile(found: Evidence) -> Answer:
-    spent = found.anatomy.run
-    if not found.run.of("finished") or spent.training >= COMPILE_PAYS_OFF_SECONDS:
-        return None
-    if spent.compiling <= spent.training or spent.compiling < 1:
-        return None
-    return Noted(
-        f"{span(spent.compiling)} of compiling for {span(spent.training)} of training; "
-        f"{found.setting_words('kernels.compile')}",
-        severity="warning" if found.requested("kernels.compile") else "note",
-        gain=spent.total / max(1e-9, spent.total - spent.compiling),
-    )
-
-
 def compile_off(found: Evidence) -> Answer:
     if found.planned("kernels.compile") is not False or not found.on_gpu:
         return None
@@ -149,34 +119,22 @@ def compile_off(found: Evidence) -> Answer:
     return Noted(f"{setting}; {because}", gain=COMPILE_SPEEDUP)
 
 
-def compile_cannot(found: Evidence) -> Answer:
-    """Before a run: compilation that was requested but costs more than it gains, or fails."""
-    before = found.before
-    if before is None or not found.planned("kernels.compile"):
-        return None
-    if not found.on_gpu:
-        return Noted("torch_compile is on", row="compile-on-cpu")
-    if before.capability is not None and before.capability < VOLTA:
-        return "the card is older than compute capability 7.0"
-    if found.padded:
-        return Noted("torch_compile is on and packing is off", row="compile-padded")
-    return None
-
-
 def fp32_on_a_bf16_card(found: Evidence) -> Answer:
-    precision = found.planned("kernels.precision")
-    place = found.gpu_fact("name") or found.run.plan.get("target")
-    if not found.has_bf16 or precision not in ("fp32", "fp16"):
+    if not found.has_bf16 or found.planned("kernels.precision") != "fp32":
         return None
-    if precision == "fp16":  # after a run, fp16-skips reports what it cost
-        text = f"{place} has bf16 tensor cores"
-        return Noted(text, row="fp16") if found.before is not None else None
+    place = found.gpu_fact("name") or found.run.plan.get("target")
     card = card_by_nvml_name(str(place), found.gpu_bytes or 0)
     gain = BF16_GAIN if found.before is not None else None
     if card and card.bf16_tflops and card.tf32_tflops and found.planned("kernels.tf32"):
         gain = card.bf16_tflops / card.tf32_tflops
     because = found.decision("kernels.precision").get("because", "")
     return Noted(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
+
+
+def fp16(found: Evidence) -> Answer:
+    """Before a run."""
+    halves = found.planned("kernels.precision") == "fp16" and found.before is not None
+    return "the card has bf16 tensor cores" if halves and found.has_bf16 else None
 
 
 def tf32_off(found: Evidence) -> Answer:
@@ -207,17 +165,6 @@ def plain_optimizer(found: Evidence) -> Answer:
     )
 
 
-def whole_logits(found: Evidence) -> Answer:
-    if found.planned("kernels.fused_loss") is not False:
-        return None
-    taken, budget = found.part("loss"), found.amount("memory.budget_bytes")
-    heavy = bool(budget and taken >= LOSS_SHARE * budget)
-    return Noted(
-        f"{found.setting_words('kernels.fused_loss')}; {gib(taken)} for them at the peak",
-        severity="warning" if heavy or found.before is not None else "note",
-    )
-
-
 def cpu_asked(found: Evidence) -> Answer:
     here = found.before.gpu_here if found.before is not None else ""
     if not here or found.on_gpu or found.written("config", "device") != "cpu":
@@ -229,7 +176,5 @@ def gpu_unused(found: Evidence) -> Answer:
     if found.on_gpu or not found.gpus or found.planned("kernels.device") != "cpu":
         return None
     text = f"{found.gpu_fact('name') or 'a GPU'} is there; {found.setting_words('kernels.device')}"
-    if found.run.environment.get("cuda"):
-        return text
-    text += "; torch is installed without CUDA"
-    return Noted(text, keys=(), fix="install torch with CUDA")
+    cuda = "" if found.run.environment.get("cuda") else "; torch is installed without CUDA"
+    return f"{text}{cuda}"

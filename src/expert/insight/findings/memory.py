@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from expert.core.text import counted, gib, percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Answer, Noted
-from expert.insight.findings.verdict import (
-    RETRIES_PER_UPDATE,
-    free_cores_fix,
-    is_significant_wait,
-    is_starved,
-    launch_fix,
-    sync_places,
-)
+from expert.insight.findings.feeding import is_significant_wait
+from expert.insight.findings.finding import CONFIG, Answer, Noted
 from expert.insight.record import listed, mapping
-from expert.insight.step.anatomy import number
+from expert.insight.step.anatomy import StepAnatomy, number
 from expert.planning.memory.fitting import MARGIN
 from expert.planning.memory.memory import CONTEXT_BYTES
 
+DRY_SHARE = 0.5
+"""Half of the steps were launched too late: the host sets the pace."""
+FULL_UTILIZATION = 0.97
+"""A device this busy loses nothing even if its queue runs dry once in each step: on an H200 an 8B
+model on NF4 weights did so in every step, at 100 % (training-speed-h200.json)."""
+RETRIES_PER_UPDATE = 0.1
+"""Emptying the allocator's cache waits for the device; once in ten steps is more than warm-up."""
 TOKENS_FILL_A_CARD = 8192
 """From here on 0.6B and 8B models fully used an H200 (training-speed-h200.json)."""
 TWICE = 2
@@ -25,27 +25,14 @@ TWICE = 2
 OTHERS_BYTES = 1.5 * 2**30
 """Driver and display use up to about 1 GiB of an otherwise idle card."""
 HEAT_SHARE = 0.2
-POWER_SHARE = 0.9
-"""Reaching the power limit under load is normal and only worth a note; heat is not normal."""
+"""Reaching the power limit under load is normal; heat is not."""
 NEARLY_FULL = 0.97
-
-
-def host_sync(found: Evidence) -> Answer:
-    """Reads from the device inside a step."""
-    count, step = found.syncs, found.step
-    if not count or step is None:
-        return None
-    return Noted(
-        f"{count} times in one step of {found.micro_batches} micro-batches, at "
-        f"{sync_places(found)}; the device ran dry in {percent(step.ran_dry or 0.0)} of the steps",
-        severity="warning" if is_starved(step) else "note",
-    )
 
 
 def launch_bound(found: Evidence) -> Answer:
     """Too little work per launch, so that the host sets the pace."""
     step = found.step
-    if step is None or not found.on_gpu or found.syncs or not is_starved(step):
+    if step is None or not found.on_gpu or not is_starved(step):
         return None
     retries = found.retries_per_update >= RETRIES_PER_UPDATE
     if is_significant_wait(step.of("data_wait"), step) or retries:
@@ -84,13 +71,11 @@ def small_micro_batch(found: Evidence) -> Answer:
     if possible < TWICE * micro:
         return None
     tokens = (found.step.tokens or 0.0) / found.micro_batches if found.step else 0.0
-    passes = f"{found.micro_batches} passes instead of {-(-int(sequences) // possible)}"
     return Noted(
-        f"{found.setting_words('batch.micro_batch')}; the run holds {gib(peak)} of {gib(budget)}, "
-        f"one more sequence takes {gib(per_row)}; {tokens:,.0f} tokens a micro-batch",
+        f"{found.setting_words('batch.micro_batch')}, {possible} would fit; the run holds "
+        f"{gib(peak)} of {gib(budget)}, one more sequence takes {gib(per_row)}; {tokens:,.0f} "
+        "tokens a micro-batch",
         severity="note" if tokens >= TOKENS_FILL_A_CARD and found.on_gpu else "warning",
-        title=f"micro-batch size {micro:.0f} although {possible} would fit",
-        consequence=f"a step takes {passes}",
     )
 
 
@@ -121,36 +106,31 @@ def busy_cores(found: Evidence) -> Answer:
         return None
     threads, cores, others = crowded
     waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
+    fix = "stop the other processes, or train on a machine with free cores"
+    if threads > 1:
+        fewer = max(1, min(threads - 1, int(cores - others + 0.5)))
+        fix = f"OMP_NUM_THREADS={fewer} expert train …, or stop the other processes"
     return Noted(
         f"{counted(threads, 'thread')} on {cores} cores, of which other processes used "
-        f"{others:.1f} ({percent(others / cores)}){found.neighbours}",
+        f"{others:.1f} ({percent(others / cores)})",
         severity="warning" if waits else "note",
         consequence="threads wait for the one without a core; steps take several times as long"
         if not found.on_gpu
         else "the device waits where the host has no core to launch from",
-        fix=free_cores_fix(*crowded),
+        fix=fix,
     )
 
 
 def throttled(found: Evidence) -> Answer:
-    heat, power = found.median("throttled_heat"), found.median("throttled_power")
-    clock, watts = found.median("sm_clock_mhz"), found.median("power_watts")
-    at = f"; the clock is at {clock:.0f} MHz" if clock else ""
-    if heat is not None and heat >= HEAT_SHARE:
-        return f"throttled in {percent(heat)} of the samples{at}"
-    if power is None or power < POWER_SHARE:
+    heat, clock = found.median("throttled_heat"), found.median("sm_clock_mhz")
+    if heat is None or heat < HEAT_SHARE:
         return None
-    drawn = f" at {watts:.0f} W" if watts else ""
-    return Noted(f"in {percent(power)} of the samples{drawn}{at}", row="power-limit")
+    at = f"; the clock is at {clock:.0f} MHz" if clock else ""
+    return f"throttled in {percent(heat)} of the samples{at}"
 
 
 def memory_full(found: Evidence) -> Answer:
-    """Judged by the estimate before a run, and by allocator retries after it."""
-    if found.before is not None:
-        peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
-        fits = found.planned("memory.fits") is not False
-        full = bool(fits and peak and budget and peak / budget > MARGIN)
-        return Noted(memory_words(found), row="memory-tight") if full else None
+    """The allocator had to retry."""
     retries, count = found.retries_per_update, found.last("allocator_retries") or 0
     used, total = found.median("gpu_memory_bytes"), found.gpu_bytes
     full = bool(used and total and used >= NEARLY_FULL * total)
@@ -158,6 +138,14 @@ def memory_full(found: Evidence) -> Answer:
         return None
     filled = f"; {gib(used)} of {gib(total)} are in use" if used and total else ""
     return f"{count:.0f} times the allocator had to empty its cache{filled}"
+
+
+def memory_tight(found: Evidence) -> Answer:
+    """Before a run, by the estimate."""
+    peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
+    fits = found.before is not None and found.planned("memory.fits") is not False
+    full = bool(fits and peak and budget and peak / budget > MARGIN)
+    return memory_words(found) if full else None
 
 
 def does_not_fit(found: Evidence) -> Answer:
@@ -174,3 +162,27 @@ def memory_words(found: Evidence) -> str:
 def out_of_memory(found: Evidence) -> Answer:
     fallen = found.fell_back("OutOfMemory")
     return str(fallen.get("reason") or "the reason is unknown") if fallen else None
+
+
+def is_starved(step: StepAnatomy) -> bool:
+    """Whether the device repeatedly waits for the host."""
+    dry, use = step.ran_dry or 0.0, step.gpu_utilization
+    return dry >= DRY_SHARE and (use is None or use < FULL_UTILIZATION)
+
+
+def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
+    """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
+    micro = found.amount("batch.micro_batch")
+    sequences = found.amount("batch.sequences_per_update")
+    graphs_off = found.planned("kernels.cuda_graphs") is False
+    if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
+        setting = "micro_batch_size=auto"
+    elif found.padded:
+        setting = "packing=true"
+    elif graphs_off and not found.requested("kernels.cuda_graphs"):
+        setting = "use_cuda_graphs=true"
+    else:
+        examples = found.amount("batch.examples_per_update") or 1
+        setting = f"batch_size={max(16, int(2 * examples))}"
+    setting = f"{CONFIG}.{setting}"
+    return setting.replace("=", ": "), (setting,)

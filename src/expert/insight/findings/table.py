@@ -33,6 +33,8 @@ class FindingRow:
     fix: str = ""
     """The fix in words; the keys by default."""
     severity: Severity = "warning"
+    bound: str = ""
+    """The verdict on the run's speed if this is the first of its findings that names one."""
     repeats: tuple[str, ...] = ()
     """Plan warnings, by the start of their path, that this finding repeats with more evidence."""
 
@@ -55,7 +57,7 @@ RULES: dict[str, Callable[[Evidence], Answer]] = {
     if (function := vars(file).get(name.replace("-", "_"))) is not None
 }
 """The function that looks for a finding has its name. Others are only made by jobs/diagnose, from
-the machine or the rows, or are another form of one that is looked for."""
+the machine or the rows."""
 
 
 def find(found: Evidence) -> list[Finding]:
@@ -63,11 +65,9 @@ def find(found: Evidence) -> list[Finding]:
     findings = []
     for name, rule in RULES.items():
         answer = rule(found)
-        if isinstance(answer, Noted):
-            changes = dict(answer.changes)
-            findings.append(finding_from(changes.pop("row", name), answer.evidence, **changes))
-        elif answer is not None:
-            findings.append(finding_from(name, answer))
+        if answer is not None:
+            noted = answer if isinstance(answer, Noted) else Noted(answer)
+            findings.append(finding_from(name, noted.evidence, **noted.changes))
     return worst_first(findings)
 
 

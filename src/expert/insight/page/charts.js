@@ -7,37 +7,21 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-function clockWords(seconds) {
-  if (seconds < 60) return seconds ? `${+seconds.toPrecision(3)} s` : "0";
-  const minutes = Math.floor(Math.round(seconds) / 60);
-  const two = (number) => String(number).padStart(2, "0");
-  if (minutes < 60) return `${minutes}:${two(Math.round(seconds) % 60)} min`;
-  return `${Math.floor(minutes / 60)}:${two(minutes % 60)} h`;
-}
-
 // A value in words; `short` for an axis.
 function worded(value, unit, short) {
   if (value == null) return "";
-  if (unit === "seconds") return clockWords(value);
-  if (unit === "count" || unit === "si") {
+  if (unit === "si") {
     if (!short) return Math.round(value).toLocaleString("en");
     for (const [size, sign] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
       if (Math.abs(value) >= size * (sign === "k" ? 10 : 1)) return `${+(value / size).toPrecision(4)}${sign}`;
     }
     return (+value.toPrecision(4)).toLocaleString("en");
   }
-  const [size, sign] = { percent: [0.01, " %"], ms: [0.001, " ms"], watts: [1, " W"],
+  const [size, sign] = { percent: [0.01, " %"], watts: [1, " W"],
     bytes: [2 ** 30, " GiB"], number: [1, ""] }[unit];
   const text = Math.abs(value / size) < 0.001 && value ? (value / size).toExponential(1)
     : `${+(value / size).toPrecision(short ? 3 : 4)}`;
   return text.replace("e-0", "e-") + sign;
-}
-
-// Each part on top of those before it, as shares of their sum.
-function stackedShares(tables) {
-  const sums = tables[0][0].map((_, place) => tables.reduce((sum, [, y]) => sum + y[place], 0) || 1);
-  const below = sums.map(() => 0);
-  return tables.map(([x, y]) => [x, y.map((value, place) => (below[place] += value / sums[place]))]);
 }
 
 // Without a pointer the legend shows the last value.
@@ -48,28 +32,20 @@ function valueAt(values, at) {
 function draw(place) {
   const chart = JSON.parse(place.dataset.chart);
   const tables = chart.series.map(({ x, y }) => [x, y]);
-  const data = uPlot.join(chart.stacked ? stackedShares(tables) : tables);
-  const amounts = chart.stacked ? uPlot.join(tables) : data;
-  const unit = chart.stacked ? "percent" : chart.unit;
+  const data = uPlot.join(tables);
   const lines = chart.series.map((line, number) => ({
     label: line.name,
     stroke: colour(`c${line.colour}`),
     width: { line: 1.9, faint: 0.6, dots: 1.4 }[line.look],
-    fill: chart.stacked ? colour(`c${line.colour}`) : undefined,
     points: line.look === "dots" ? { show: true, size: 6, fill: colour(`c${line.colour}`) }
-      : line.x.length <= 30 ? { show: !chart.stacked, size: 5 } : {},
-    value: (u, value, series, at) => worded(valueAt(amounts[number + 1], at), chart.unit),
+      : line.x.length <= 30 ? { show: true, size: 5 } : {},
+    value: (u, value, series, at) => worded(valueAt(data[number + 1], at), chart.unit),
   }));
-  if (chart.stacked) { // the lowest part is drawn last, over the sums above it
-    lines.reverse();
-    data.push(...data.splice(1).reverse());
-  }
   const axis = { stroke: colour("soft"), font: "12px system-ui, sans-serif",
     grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
   const labels = (name) => (u, ticks) => ticks.map((tick) => worded(tick, name, true));
   const binary = Array.from({ length: 24 }, (_, power) => 2 ** (power + 20));
   const range = (u, low, high) => {
-    if (chart.stacked) return [0, 1];
     const [first, last] = uPlot.rangeNum(chart.from_zero ? Math.min(0, low) : low, high, 0.1, true);
     return [chart.from_zero && low >= 0 ? 0 : first, chart.unit === "percent" && high <= 1 ? Math.min(1, last) : last];
   };
@@ -78,11 +54,11 @@ function draw(place) {
     height: place.closest("figure").classList.contains("wide") ? 280 : 230,
     scales: { x: { time: false }, y: chart.log ? { distr: 3 } : { range } },
     axes: [
-      { ...axis, size: 32, values: labels(chart.x_unit), incrs: chart.x_unit === "count" ? [1, 2, 5, 10, 20, 50].concat(
-        [2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power))) : undefined },
-      { ...axis, size: 62, values: labels(unit), ...(chart.unit === "bytes" ? { incrs: binary } : {}) },
+      { ...axis, size: 32, values: labels("si"), incrs: [1, 2, 5, 10, 20, 50].concat(
+        [2, 3, 4, 5, 6, 7, 8].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power))) },
+      { ...axis, size: 62, values: labels(chart.unit), ...(chart.unit === "bytes" ? { incrs: binary } : {}) },
     ],
-    series: [{ label: chart.x_name, value: (u, value, series, at) => worded(valueAt(data[0], at), chart.x_unit) }, ...lines],
+    series: [{ label: "step", value: (u, value, series, at) => worded(valueAt(data[0], at), "si") }, ...lines],
     cursor: { points: { size: 7 }, y: false },
   }, data, place);
   place.setAttribute("role", "img");

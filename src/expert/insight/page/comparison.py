@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from pathlib import PureWindowsPath
 from typing import Any
 
 from expert.core.text import count, duration, gib, loss
 from expert.insight.event_text import planned_value
-from expert.insight.ladder.comparison import not_comparable
 from expert.insight.page.facts import RunFacts
-from expert.insight.page.figures import Figure, Point, make_figure
+from expert.insight.page.figures import make_figure
 from expert.insight.page.render import PageSection, make_section
 from expert.insight.page.validation import Validated
+from expert.insight.record import RunRecord, mapping
 from expert.insight.step.anatomy import finite
 
 COLOURS = 6
-NOT_COMPARED = ("decisions", "remarks")
 NOT_SETTINGS = ("expert", "target", "memory.", "disk.")
 """Beginnings of keys of a plan that follow from the machine."""
+
+
+def _of_step(name: str) -> Callable[[RunFacts], float | None]:
+    """The median of the log lines."""
+    return lambda run: getattr(run.anatomy.step, name, None)
+
+
 MEASURES: dict[str, tuple[Callable[[RunFacts], float | None], Callable[[float], str]]] = {
     "loss": (lambda run: run.last_loss[1] if run.last_loss else None, loss),
     "validation loss, best": (
         lambda run: finite(run.best_eval["loss"]) if run.best_eval else None,
         loss,
     ),
-    "tokens per second": (lambda run: _of_step(run, "tokens_per_second"), "{:,.0f}".format),
-    "GPU utilization": (lambda run: _of_step(run, "gpu_utilization"), "{:.0%}".format),
-    "MFU": (lambda run: _of_step(run, "mfu"), "{:.1%}".format),
+    "tokens per second": (_of_step("tokens_per_second"), "{:,.0f}".format),
+    "GPU utilization": (_of_step("gpu_utilization"), "{:.0%}".format),
+    "MFU": (_of_step("mfu"), "{:.1%}".format),
     "peak memory": (lambda run: run.memory_peak, gib),
     "duration, without pauses": (lambda run: run.seconds, duration),
     "of it in steps": (lambda run: run.anatomy.run.training or None, duration),
     "steps": (lambda run: run.updates, "{:,.0f}".format),
     "tokens": (lambda run: run.tokens, lambda n: count(round(n))),
 }
-
-
-def _of_step(run: RunFacts, name: str) -> float | None:
-    """The median of the log lines."""
-    value: float | None = getattr(run.anatomy.step, name, None)
-    return value
 
 
 def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
@@ -53,51 +53,37 @@ def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
     doubts = not_comparable([run.record for run in runs], names)
     plans = [dict(flattened(run.record.plan)) for run in runs]
     different = [
-        (path, *(_setting(path, plan.get(path)) for plan in plans))
+        (
+            path,
+            *(
+                f"{value:.4g}" if isinstance(value, float) else planned_value(path, value)
+                for value in (plan.get(path) for plan in plans)
+            ),
+        )
         for path in dict.fromkeys(path for plan in plans for path in plan)
         if any(plan.get(path) != plans[0].get(path) for plan in plans[1:])
         and not path.startswith(NOT_SETTINGS)
         and not any(str(plan.get(path)).startswith("/") for plan in plans)  # a folder
     ]
-    numbers, figures = list(_numbers(runs)), _figures(runs, names)
+    figures = [
+        figure
+        for name, title, curves, how in (
+            ("loss", "Loss", [run.smooth_loss for run in runs], {"log": True}),
+            ("evals", "Validation loss", [run.eval_points("loss") for run in runs],
+             {"log": True, "look": "dots"}),
+            ("speed", "Tokens per second", [run.points("tokens_per_second") for run in runs],
+             {"unit": "si", "from_zero": True}),
+        )
+        for figure in make_figure(
+            f"{name}-by-step", f"{title} by step",
+            *((label, points, 1 + n % COLOURS)  # one curve per run, each in its colour
+              for n, (label, points) in enumerate(zip(names, curves, strict=True))),
+            **how,
+        )
+    ]  # fmt: skip
+    numbers = list(_numbers(runs))
     title = "Comparison"
     return make_section("comparison", title, doubts, columns, numbers, figures, names, different)
-
-
-def _figures(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Figure]:
-    """One curve per run, each in its colour."""
-
-    def drawn(name: str, title: str, curves: Sequence[Sequence[Point]], **how: Any) -> list[Figure]:
-        colours = (1 + place % COLOURS for place in range(len(names)))
-        lines = zip(names, curves, colours, strict=True)
-        return make_figure(name, title, *lines, **{"log": True, **how})
-
-    def over(key: str) -> list[list[Point]]:
-        """The losses over a running sum instead of over steps."""
-        result = []
-        for run in runs:
-            at = list(accumulate(run.amounts(key)))
-            known = bool(at) and at[-1] > 0
-            points = zip(at, run.smooth_loss, strict=True)
-            result.append([(x, y) for x, (_, y) in points] if known else [])
-        return result
-
-    evals = [run.eval_points("loss") for run in runs]
-    rates = [run.points("tokens_per_second") for run in runs]
-    by_tokens = {"x_name": "tokens", "x_unit": "si"}
-    by_time = {"x_name": "time", "x_unit": "seconds"}
-    return [
-        *drawn("loss-by-step", "Loss by step", [run.smooth_loss for run in runs]),
-        *drawn("loss-by-tokens", "Loss by tokens", over("tokens"), **by_tokens),
-        *drawn("loss-by-time", "Loss by time in steps", over("seconds"), **by_time),
-        *drawn("evals-by-step", "Validation loss by step", evals, look="dots"),
-        *drawn("speed-by-step", "Tokens per second by step", rates, unit="si", from_zero=True,
-               log=False),
-    ]  # fmt: skip
-
-
-def _setting(path: str, value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else planned_value(path, value)
 
 
 def _numbers(runs: Sequence[RunFacts]) -> Iterator[list[str]]:
@@ -126,10 +112,50 @@ def flattened(plan: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]
     found: list[tuple[str, Any]] = []
     for key, value in plan.items():
         path = f"{above}.{key}" if above else str(key)
-        if path in NOT_COMPARED:
+        if path in ("decisions", "remarks"):
             continue
         if isinstance(value, dict) and value and path.count(".") < 3:
             found.extend(flattened(value, path))
         else:
             found.append((path, value))
     return found
+
+
+def not_comparable(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
+    """Why these runs should not be compared, in sentences; empty if they can be."""
+
+    def differ(values: Sequence[object]) -> bool:
+        return any(value != values[0] for value in values[1:])
+
+    specs = [mapping(run.planned("data.dataset")) for run in runs]
+    paths = [str(spec.get("path") or ", ".join(mapping(spec.get("tasks")))) for spec in specs]
+    files = [PureWindowsPath(path).name or "unknown data" for path in paths]
+    counts = [run.planned("length.rows") for run in runs]
+    hashes = [
+        sorted(
+            {str(e["rows"]) for e in run.of("data") if e.get("rows") and e.get("split") == "train"}
+        )
+        for run in runs
+    ]
+    held_out = [
+        str(spec.get("validation_path") or run.planned("data.validation") or "")
+        for spec, run in zip(specs, runs, strict=True)
+    ]
+    said = []
+    if differ(hashes) if all(hashes) else differ(list(zip(files, counts, strict=True))):
+        each = "; ".join(f"{name}: {file}" for name, file in zip(names, files, strict=True))
+        said.append(
+            f"These runs were trained on different data ({each}): their losses are those of "
+            "different rows, and do not show which run is better."
+        )
+    elif differ(held_out):
+        said.append(
+            "These runs were validated on different rows: their validation losses cannot be "
+            "compared."
+        )
+    if differ([str(run.planned("model.name") or "") for run in runs]):
+        said.append(
+            "These runs have different base models: their tokens may differ, "
+            "so losses per token and tokens a second cannot be compared."
+        )
+    return said

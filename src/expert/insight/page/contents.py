@@ -7,15 +7,22 @@ from dataclasses import replace
 
 from expert.core.text import times
 from expert.insight.advice import learning_advice
-from expert.insight.ladder.ladder import KEPT_STATUSES, MARKS, Ladder, SettingResult
-from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
+from expert.insight.ladder import (
+    COLUMNS,
+    KEPT_STATUSES,
+    MARKS,
+    Ladder,
+    SettingResult,
+    headline,
+    how_measured,
+    table_rows,
+)
 from expert.insight.page.comparison import comparison_section
 from expert.insight.page.curves import learning_sections, loss_section, speed_sections
-from expert.insight.page.environment import data_sections, environment_section
+from expert.insight.page.environment import data_sections, environment_section, plan_section
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.figures import Tone
 from expert.insight.page.numbers import finding_sections, numbers_section
-from expert.insight.page.plan import plan_section
 from expert.insight.page.render import Page, PageSection, make_section
 from expert.insight.page.story import event_sections
 from expert.insight.page.validation import Validated, validation_sections
@@ -27,8 +34,6 @@ STATES = {
     "failed": "The run failed",
     "gone": "The run ended without a message",
 }
-ABOUT_LEARNING = ("overfits", "loss-stays", "always-clipped")
-"""Findings that are not about speed."""
 ENDED_EARLY = {"stopped": "stopped early", "failed": "failed", "gone": "killed"}
 
 
@@ -87,7 +92,7 @@ def _heads(run: RunFacts) -> list[tuple[str, str, str]]:
     speed = run.verdict.sentence.removeprefix(run.verdict.kind).lstrip(":, ")
     speed = speed[:1].upper() + speed[1:]
     bad = [one for one in run.findings
-           if one.name not in ABOUT_LEARNING and one.severity in ("error", "warning")]  # fmt: skip
+           if one.severity in ("error", "warning")]  # fmt: skip
     if bad and speed.startswith("Good. "):
         speed = f"{speed.removeprefix('Good. ')} To fix: {bad[0].title}."
     return [*heads, ("Speed", str(run.verdict.kind), speed)]
@@ -166,15 +171,12 @@ def _bar(setting: SettingResult, *, by_gain: bool) -> tuple[str, float | None, s
     """Name, length, words, note and colour, grey if left out. The length is the speed relative to
     the baseline: rates were measured at different times, and a busy host makes a better setting
     look slower."""
-    colour = 1 if setting.status in KEPT_STATUSES else 7
-    if setting.measured is None:
+    is_kept, seen = setting.status in KEPT_STATUSES, setting.measured
+    if seen is None:
         word = MARKS[setting.status][1]
-        return setting.name, None, word, setting.because or word, colour
-    rate, gain = setting.measured.tokens_per_second, setting.gain
-    worth = f"{gain:.2f}×" if gain is not None else ""
-    if setting.status == "no difference":
-        worth = "no measurable difference"
-    parts = [worth, f"{rate:,.0f} tokens/s" if by_gain else ""]
-    note = setting.because if colour == 7 else " · ".join(part for part in parts if part)
+        return setting.name, None, word, setting.because or word, 7
+    rate = seen.tokens_per_second
     amount = setting.cumulative if by_gain else rate
-    return setting.name, amount, f"{amount:.2f}×" if by_gain else f"{rate:,.0f}", note, colour
+    note = f"{rate:,.0f} tokens/s" if by_gain else ""
+    words = f"{amount:.2f}×" if by_gain else f"{rate:,.0f}"
+    return setting.name, amount, words, note if is_kept else setting.because, 1 if is_kept else 7

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from expert.core.text import span
-from expert.insight.page.facts import MIN_SMOOTHED, RunFacts
+from expert.insight.page.facts import RunFacts
 from expert.insight.page.figures import Figure, Series, has_values, make_figure, spans_magnitudes
 from expert.insight.page.render import PageSection, make_section
 from expert.insight.step.anatomy import PHASE_NAMES, finite
 
-COLUMNS = 100
-"""Positions of the figure of phases along the run."""
 PHASES = {"data_wait": 2, "copy": 6, "forward": 1, "backward": 4, "communication": 5,
           "optimizer": 3, "compute": 1, "other": 7}  # fmt: skip
 RUN_PARTS = {"loading": 6, "compiling": 5, "training": 1, "evaluating": 3, "saving": 4, "rest": 7}
@@ -50,13 +48,13 @@ def _loss(run: RunFacts) -> list[Figure]:
     if not has_values(raw):
         return []
     series, note = [Series(name="loss", points=raw, colour=1)], ""
-    if len(raw) >= MIN_SMOOTHED:
+    if run.smooth_loss != raw:
         series = [
             Series(name="logged loss", points=raw, colour=1, look="faint"),
             Series(name="training, smoothed", points=run.smooth_loss, colour=1),
         ]
-        note = "Faint: the log lines, each the mean since the one before. The smoothed line "
-        note += "weights every log line by its tokens."
+        note = "Faint: the log lines, each the mean since the one before. The smoothed line is the "
+        note += "mean of the newest of them, as in the terminal."
     if has_values(evals):
         series.append(Series(name="validation", points=evals, colour=2, look="dots"))
     log = spans_magnitudes([point for line in series for point in line.points])
@@ -79,7 +77,12 @@ def speed_sections(run: RunFacts) -> list[PageSection]:
         *make_figure("power", "Power", power, unit="watts", from_zero=True),
     ]
     no_gpu = "This run had no GPU, so there is no utilization, memory or power to draw."
-    sections, step, phases = [], _average_step(run), _phases(run)
+    sections, average = [], run.anatomy.step
+    step = (
+        _parts({**average.phases, "copy": average.exposed_copy}, PHASES)
+        if average is not None
+        else []
+    )
     if figures:
         note = "" if run.on_gpu else no_gpu
         sections.append(make_section("speed", "Speed", figures, note, layout="curves"))
@@ -88,15 +91,8 @@ def speed_sections(run: RunFacts) -> list[PageSection]:
     if step or whole:
         took = span(spent.total)
         title = "Where the time went"
-        sections.append(make_section("time", title, step, _about_step(run), phases, whole, took))
+        sections.append(make_section("time", title, step, _about_step(run), whole, took))
     return sections
-
-
-def _average_step(run: RunFacts) -> list[Part]:
-    step = run.anatomy.step
-    if step is None:
-        return []
-    return _parts({**step.phases, "copy": step.exposed_copy}, PHASES)
 
 
 def _parts(spent: dict[str, float], colours: dict[str, int]) -> list[Part]:
@@ -120,25 +116,3 @@ def _about_step(run: RunFacts) -> str:
     if not step.settled:
         notes.append("The run was too short to settle: these are its first steps.")
     return " ".join(notes)
-
-
-def _phases(run: RunFacts) -> list[Figure]:
-    """The share of every phase along the run, each position covering equally many log lines."""
-    steps = run.amounts("step")
-    timed = [place for place, spent in enumerate(run.column("time_forward")) if spent is not None]
-    beside = run.anatomy.step is not None and run.anatomy.step.copies_beside
-    count = min(COLUMNS, len(timed))
-    parts = [timed[n * len(timed) // count : (n + 1) * len(timed) // count] for n in range(count)]
-    series = []
-    for key, colour in PHASES.items():
-        amounts = run.amounts(f"time_{key}")
-        if (beside and key == "copy") or not any(amounts[n] for n in timed):
-            continue
-        points = [
-            (steps[part[len(part) // 2]],
-             sum(amounts[n] for n in part) / sum(run.lines[n].updates for n in part))
-            for part in parts
-        ]  # fmt: skip
-        series.append((PHASE_NAMES[key], points, colour))
-    title = "Share of every phase"
-    return make_figure("phases", title, *series, unit="ms", stacked=True, wide=True)

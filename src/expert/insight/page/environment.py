@@ -1,15 +1,13 @@
-"""What a run used: prepared data, base model, machine, versions, hashes."""
+"""What a run used: its plan, prepared data, base model, machine, versions, hashes."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from expert.core.files import open_regular
 from expert.core.rundir import relocated_path
-from expert.core.stored_json import parse_json, read_object_or_empty
+from expert.core.stored_json import read_object_or_empty
 from expert.core.text import count, gib
 from expert.insight.event_text import planned_value
 from expert.insight.page.facts import RunFacts
@@ -20,8 +18,50 @@ from expert.insight.step.anatomy import finite
 Fact = tuple[str, str]
 FIRST_EDGE = 16
 """First bin of the histogram in statistics.json: at most 16 tokens; each next edge is doubled."""
-SHOWN_REJECTS = 5
 SHOWN_FILES = 100
+DEFAULT = "the default"
+NOT_SHOWN = ("memory.parts", "decoding", "data.dataset")
+"""Objects too large for a cell; plan.json has them."""
+GROUPS = {"model": "Model", "adapter": "Adapter", "kernels": "Kernels", "data": "Data",
+          "batch": "Batch", "loader": "Loader", "optim": "Optimizer", "length": "Length",
+          "watch": "Checkpoints and logging", "stability": "Stability", "memory": "Memory",
+          "disk": "Disk"}  # fmt: skip
+OPEN = ("kernels", "batch")
+"""Open by default: what decides speed, and anything a fallback changed."""
+PLAN_COLUMNS = ("key", "value", "because", "source")
+
+
+# --- the plan ------------------------------------------------------------------------------------
+
+
+def plan_section(record: RunRecord) -> PageSection:
+    """Every decided value with its reason; defaults are folded."""
+    taken = [mapping(one) for one in listed(record.plan.get("decisions"))]
+    groups: dict[str, list[dict[str, Any]]] = {name: [] for name in (*GROUPS, "more", "rest")}
+    for one in taken:
+        path, because = str(one.get("path") or ""), str(one.get("because", ""))
+        if not path or path in NOT_SHOWN:
+            continue
+        is_unknown = because.startswith("unknown")
+        matters = is_unknown or (because != DEFAULT and one.get("value") not in (None, [], {}))
+        value = planned_value(path, one.get("value"))
+        if is_unknown and one.get("value") is None:
+            value, because = "unknown", because.removeprefix("unknown: ")
+        group = path.partition(".")[0]
+        groups["rest" if not matters else group if group in GROUPS else "more"].append(
+            {**one, "cells": (path, value, because, str(one.get("source", "")))}
+        )
+    folds = []
+    for name, rows in groups.items():
+        title = f"{GROUPS.get(name, 'More')}: {len(rows)}"
+        if name == "rest":
+            title = f"{len(rows)} at their defaults or not used here"
+        is_open = name in OPEN or any(one.get("source") == "fallback" for one in rows)
+        if rows:
+            cells = [one["cells"] for one in rows]
+            folds.append((title, is_open and name != "rest", cells))
+    remarks = [mapping(one) for one in listed(record.plan.get("remarks"))]
+    return make_section("plan", "Plan and reasons", remarks, folds, PLAN_COLUMNS)
 
 
 # --- prepared data -------------------------------------------------------------------------------
@@ -64,7 +104,6 @@ def _prepared(record: RunRecord, folder: str) -> dict[str, Any]:
         "tiles": list(_data_tiles(facts)),
         "histogram": list(_histogram(facts)),
         "folder": folder,
-        "rejects": list(_rejects(there / "rejects.jsonl")),
     }
 
 
@@ -99,19 +138,6 @@ def _histogram(facts: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
         label = f"{edge // 1024}k" if edge >= 1024 else str(edge)
         sign = ">" if place == len(known) - 1 else "≤"
         yield f"{sign}{label}", known[place], f"{known[place]:,.0f}"
-
-
-def _rejects(path: Path) -> Iterator[Fact]:
-    """The first unusable rows with their reasons; the file may be long."""
-    try:
-        with io.TextIOWrapper(open_regular(path), "utf-8", "replace") as stream:
-            for _, line in zip(range(SHOWN_REJECTS), stream, strict=False):
-                facts = mapping(parse_json(line.encode()))
-                where = next((facts[key] for key in ("line", "row", "number") if key in facts), "–")
-                rest = (f"{key}: {value}" for key, value in facts.items() if value != where)
-                yield str(where), "; ".join(rest)
-    except (OSError, ValueError, RecursionError):
-        return
 
 
 # --- environment and hashes ----------------------------------------------------------------------

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 from expert.core.events import Event
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.verdict import Verdict
 from expert.insight.outcome import Outcome
-from expert.insight.page.figures import Point, smoothed
+from expert.insight.page.figures import Point, has_values
 from expert.insight.record import RunRecord
-from expert.insight.step.anatomy import Anatomy, LogLine, finite, numbers, session_clock
-
-MIN_SMOOTHED = 20
-"""Fewer points are readable without smoothing."""
+from expert.insight.step.anatomy import Anatomy, finite, numbers, session_clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +29,25 @@ class RunFacts:
     """Whether it learned, as far as its losses show."""
     findings: tuple[Finding, ...]
     """Worst first."""
+    resume_command: str = ""
+    """The command that resumes it as it was started, if it ended early."""
+
+    def as_dict(self) -> dict[str, Any]:
+        step, spent = self.anatomy.step, self.anatomy.run
+        update = None
+        if step is not None:
+            update = {**asdict(step), "wall": step.wall, "idle_share": step.idle_share}
+        return {
+            "run": str(self.record.folder),
+            "state": self.state,
+            "expert": self.started.get("expert"),
+            "step": None if self.updates is None else int(self.updates),
+            "verdict": asdict(self.verdict),
+            "learning": asdict(self.learning),
+            "seconds": {**asdict(spent), "rest": spent.rest},
+            "update": update,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
 
     @cached_property
     def name(self) -> str:
@@ -51,14 +68,11 @@ class RunFacts:
     # --- log lines -------------------------------------------------------------------------------
 
     @cached_property
-    def lines(self) -> list[LogLine]:
-        """The log lines in order; if a step was taken twice, the second."""
-        recorded = {finite(line.event.get("step")) or 0.0: line for line in self.anatomy.lines}
-        return [recorded[step] for step in sorted(recorded)]
-
-    @cached_property
     def steps(self) -> list[Event]:
-        return [line.event for line in self.lines]
+        """The log lines in order; if a step was taken twice, the second."""
+        events = [line.event for line in self.anatomy.lines]
+        recorded = {finite(event.get("step")) or 0.0: event for event in events}
+        return [recorded[step] for step in sorted(recorded)]
 
     def column(self, key: str) -> list[float | None]:
         """A value of every log line, in order."""
@@ -73,20 +87,17 @@ class RunFacts:
         return list(zip(self.amounts("step"), self.column(key), strict=True))
 
     @cached_property
-    def last_loss(self) -> tuple[float, float] | None:
-        """Step and smoothed loss of the last log line, as in the terminal and in `expert watch`."""
+    def smooth_loss(self) -> list[Point]:
+        """The smoothed loss of every log line, as in the terminal and in `expert watch`; the logged
+        one of a run that has no other."""
         recorded = self.points("smoothed_loss")
-        smooth = recorded if recorded and recorded[-1][1] is not None else self.smooth_loss
-        known = [(at, loss) for at, loss in smooth if loss is not None]
-        return known[-1] if known else None
+        return recorded if has_values(recorded) else self.points("loss")
 
     @cached_property
-    def smooth_loss(self) -> list[Point]:
-        """The loss, smoothed if there are enough log lines; each counts by its tokens."""
-        raw = self.points("loss")
-        if len(raw) < MIN_SMOOTHED:
-            return raw
-        return smoothed(raw, [value or 1.0 for value in self.column("targets")])
+    def last_loss(self) -> tuple[float, float] | None:
+        """Step and smoothed loss of the last log line."""
+        known = [(at, loss) for at, loss in self.smooth_loss if loss is not None]
+        return known[-1] if known else None
 
     @cached_property
     def memory_peak(self) -> float | None:
@@ -96,15 +107,9 @@ class RunFacts:
 
     # --- other events ----------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def evals(self) -> list[Event]:
-        """Evaluations in order; if a step was evaluated twice, the second."""
-        recorded: dict[float, Event] = {}
-        for event in self.record.of("eval"):
-            step = finite(event.get("step"))
-            if step is not None and event.get("split", "validation") == "validation":
-                recorded[step] = event
-        return [recorded[step] for step in sorted(recorded)]
+        return self.record.evals
 
     def eval_points(self, key: str) -> list[Point]:
         return [(float(event["step"]), finite(event.get(key))) for event in self.evals]

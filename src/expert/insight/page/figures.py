@@ -1,15 +1,12 @@
-"""Line charts: their points, smoothed and thinned, and their values in words."""
+"""Line charts: their points, thinned, and their values in words."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from expert.core.text import duration
-
-Unit = Literal["number", "count", "percent", "bytes", "seconds", "ms", "watts", "si"]
+Unit = Literal["number", "percent", "bytes", "watts", "si"]
 Tone = Literal["error", "warning", "note", "good", "plain"]
 Point = tuple[float, float | None]
 """Position and value; None if nothing finite was measured, which breaks the line."""
@@ -20,9 +17,6 @@ LOG_FROM = 30.0
 """Values that span more than this factor are drawn on a logarithmic axis."""
 BUCKETS = 400
 """Buckets of a drawn line; each keeps its lowest and highest point, so that every spike shows."""
-SMOOTH_SHARE, MOST_SMOOTHED = 1 / 25, 100
-"""Share of the run that the smoothed loss averages over, and the most log lines on each side. The
-last point is the loss that the meter of a run reports."""
 LISTED = 10
 """Rows of the value table below a chart, for keyboards, screen readers and paper."""
 
@@ -43,13 +37,9 @@ class Figure:
     """Stable, for links and tests."""
     title: str
     series: tuple[Series, ...]
-    x_name: str = "step"
-    x_unit: Unit = "count"
     unit: Unit = "number"
     from_zero: bool = False
     log: bool = False
-    stacked: bool = False
-    """Shares of the sum at every position, one on top of the other."""
     note: str = ""
     wide: bool = False
 
@@ -80,23 +70,6 @@ def spans_magnitudes(points: Sequence[Point]) -> bool:
     """Whether a linear axis would flatten most of the values."""
     values = [value for _, value in points if value is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM
-
-
-def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:
-    """The weighted mean around every point. The window is centred, so that the curve has no lag,
-    and cut at the ends."""
-    half = min(MOST_SMOOTHED, max(1, round(len(points) * SMOOTH_SHARE / 2)))
-    total, weight = [0.0], [0.0]
-    for (_, value), size in zip(points, weights, strict=True):
-        counts = size if value is not None and math.isfinite(value) else 0.0
-        total.append(total[-1] + (value or 0.0) * counts)
-        weight.append(weight[-1] + counts)
-    result: list[Point] = []
-    for place, (x, _) in enumerate(points):
-        first, last = max(0, place - half), min(len(points), place + half + 1)
-        share = weight[last] - weight[first]
-        result.append((x, (total[last] - total[first]) / share if share > 0 else None))
-    return result
 
 
 def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> list[Point]:
@@ -136,18 +109,16 @@ def listed_values(figure: Figure) -> list[tuple[str, ...]]:
     for at in sorted(places):
         values = [line.get(at) for line in lines]
         cells = [format_value(v, figure.unit) if v is not None else "–" for v in values]
-        rows.append((format_value(at, figure.x_unit), *cells))
+        rows.append((f"{at:,.0f}", *cells))
     return rows
 
 
 def format_value(value: float, unit: Unit) -> str:
-    if unit == "seconds":
-        return duration(value)
-    if unit in ("count", "si"):
+    if unit == "si":
         return f"{value:,.0f}"
     if unit == "number":
         return f"{value:.4g}"
-    size, sign = {"percent": (0.01, " %"), "ms": (0.001, " ms"), "watts": (1.0, " W"),
+    size, sign = {"percent": (0.01, " %"), "watts": (1.0, " W"),
                   "bytes": (2.0**30, " GiB")}[unit]  # fmt: skip
     shown = value / size
     return f"{shown:,.1f}{sign}" if abs(shown) < 100 else f"{shown:,.0f}{sign}"

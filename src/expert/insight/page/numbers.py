@@ -17,7 +17,7 @@ Measured = tuple[str, str | None, str]
 
 def numbers_section(run: RunFacts) -> PageSection:
     """The key numbers, and why others are missing."""
-    measured = [*_losses(run), *_speeds(run), *_sizes(run)]
+    measured = list(_measured(run))
     missing = "; ".join(f"{name}: {why}" for name, value, why in measured if value is None)
     damaged = run.record.damaged_lines
     left_out = f"{counted(damaged, 'damaged line')} of events.jsonl left out." if damaged else ""
@@ -48,10 +48,8 @@ def manifest_change(overrides: Sequence[str]) -> str:
     return yaml.safe_dump(tree, sort_keys=False).strip() if tree else ""
 
 
-# --- the numbers ---------------------------------------------------------------------------------
-
-
-def _losses(run: RunFacts) -> Iterator[Measured]:
+def _measured(run: RunFacts) -> Iterator[Measured]:
+    """Loss, speed, size; speeds are the medians of an average step, as in the verdict."""
     if run.last_loss is None:
         yield "Loss", None, "no finite loss was logged" if run.steps else "no step was logged"
     else:
@@ -61,36 +59,31 @@ def _losses(run: RunFacts) -> Iterator[Measured]:
     if best is None:
         why = "no finite loss was measured" if run.evals else "nothing was evaluated"
         yield "Validation loss", None, why
-        return
-    perplexity, right = finite(best.get("perplexity")), finite(best.get("token_accuracy"))
-    newest = finite(run.evals[-1].get("loss"))
-    notes = [f"best, at step {best['step']:,}"]
-    notes += [f"last {loss(newest)}"] if newest is not None and newest > best["loss"] else []
-    notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
-    notes += [f"token accuracy {right:.1%}"] if right is not None else []
-    yield "Validation loss", loss(best["loss"]), ", ".join(notes)
-
-
-def _speeds(run: RunFacts) -> Iterator[Measured]:
-    """The medians of an average step, as in the verdict."""
-    step = run.anatomy.step
-    rate = step.tokens_per_second if step is not None else None
-    if rate is None:
-        yield "Tokens per second", None, "no step was timed"
     else:
-        yield "Tokens per second", f"{rate:,.0f}", "median at normal pace"
-    if step is None or step.gpu_utilization is None:
-        yield "GPU utilization", None, "not measured" if run.on_gpu else "the run had no GPU"
-    else:
-        yield "GPU utilization", f"{100 * step.gpu_utilization:.0f} %", "median after warm-up"
-    if step is None or step.mfu is None:
-        known = finite(run.record.planned("length.peak_flops")) is not None
-        yield "MFU", None, "not measured" if known else "the peak of this processor is unknown"
-    else:
-        yield "MFU", percent(step.mfu), "of the card's peak FLOP/s"
+        perplexity, right = finite(best.get("perplexity")), finite(best.get("token_accuracy"))
+        newest = finite(run.evals[-1].get("loss"))
+        notes = [f"best, at step {best['step']:,}"]
+        notes += [f"last {loss(newest)}"] if newest is not None and newest > best["loss"] else []
+        notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
+        notes += [f"token accuracy {right:.1%}"] if right is not None else []
+        yield "Validation loss", loss(best["loss"]), ", ".join(notes)
 
+    average = run.anatomy.step
+    rate, used, mfu = (
+        (average.tokens_per_second, average.gpu_utilization, average.mfu)
+        if average is not None
+        else (None, None, None)
+    )
+    value = f"{rate:,.0f}" if rate is not None else None
+    yield "Tokens per second", value, "median at normal pace" if value else "no step was timed"
+    value = f"{100 * used:.0f} %" if used is not None else None
+    missing = "not measured" if run.on_gpu else "the run had no GPU"
+    yield "GPU utilization", value, "median after warm-up" if value else missing
+    value = percent(mfu) if mfu is not None else None
+    has_peak = finite(run.record.planned("length.peak_flops")) is not None
+    missing = "not measured" if has_peak else "the peak of this processor is unknown"
+    yield "MFU", value, "of the card's peak FLOP/s" if value else missing
 
-def _sizes(run: RunFacts) -> Iterator[Measured]:
     if run.memory_peak is None:
         yield "Peak memory", None, "not measured"
     else:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from expert import __version__
 from expert.core.files import read_bytes
 from expert.core.secrets import redacted
-from expert.core.text import gib, loss, span, times, visible
-from expert.insight.page.figures import Figure, Tone, clock_words, listed_values, thinned
+from expert.core.text import times, visible
+from expert.insight.page.figures import Figure, Tone, listed_values, thinned
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -74,7 +74,7 @@ def make_environment(*folders: Path, **values: Any) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"gib": gib, "loss": loss, "span": span, "times": times, "clock": clock_words}
+    made.filters["times"] = times
     made.globals |= {"chart_data": _chart_data, "listed_values": listed_values}
     made.globals |= {"version": __version__, **values}
     return made
@@ -128,7 +128,7 @@ def _chart_data(figure: Figure) -> str:
             "x": [_short(x) for x, _ in points], "y": [_short(y) for _, y in points],
         })  # fmt: skip
     facts = {key: getattr(figure, key) for key in
-             ("x_name", "x_unit", "unit", "from_zero", "log", "stacked")}  # fmt: skip
+             ("unit", "from_zero", "log")}  # fmt: skip
     return json.dumps({**facts, "series": series}, separators=(",", ":"))
 
 

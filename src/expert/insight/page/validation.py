@@ -13,8 +13,6 @@ from expert.insight.step.anatomy import finite
 
 SHOWN_CASES = 20
 """Of each kind; validation.json has all."""
-OPEN_CASES = 3
-"""Wrong ones and correct ones that are open by default."""
 _TEXTS = ("id", "prompt", "expected", "answer", "baseline answer", "reason")
 Case = Mapping[str, Any]
 
@@ -123,26 +121,21 @@ class Validated:
 
     def examples(self) -> Iterator[tuple[str, list[Example], bool]]:
         """Groups of cases: title, the first cases, and whether they are open by default."""
-        by_verdict = {
-            word: [case for case in self.cases if case.get("passed") is passed]
-            for word, passed in (("wrong", False), ("correct", True))
-        }
-        for word, cases in by_verdict.items():
-            some = cases[:OPEN_CASES]
-            of = f"{len(some)} of {len(cases):,}" if len(some) < len(cases) else f"{len(cases):,}"
-            yield f"{word.title()} answers: {of}", list(map(_example, some)), word == "wrong"
-        groups = {}
-        for verdict, key in (("wrong", "wins"), ("right", "losses")):
-            ids = {str(name) for name in listed(self.facts.get(key))}
-            same = [case for case in self.cases if str(case.get("id")) in ids]
-            groups[f"answers that the baseline got {verdict}"] = same
-        groups |= {f"more {word} answers": by_verdict[word][OPEN_CASES:] for word in by_verdict}
-        neither = [case for case in self.cases if not isinstance(case.get("passed"), bool)]
-        groups["answers of open text"] = [one for one in neither if one.get("kind") == "open"]
-        groups["answers not judged"] = [one for one in neither if one.get("kind") != "open"]
+        groups: dict[str, list[Case]] = {
+            "wrong answers": [], "correct answers": [], "answers of open text": [],
+            "answers not judged": [],
+        }  # fmt: skip
+        for case in self.cases:
+            other = "answers of open text" if case.get("kind") == "open" else "answers not judged"
+            passed = case.get("passed")
+            known = isinstance(passed, bool)
+            groups[("correct answers" if passed else "wrong answers") if known else other].append(
+                case
+            )
         for title, cases in groups.items():
             more = f", the first {SHOWN_CASES}" if len(cases) > SHOWN_CASES else ""
-            yield f"{len(cases):,} {title}{more}", list(map(_example, cases[:SHOWN_CASES])), False
+            shown = [_example(case) for case in cases[:SHOWN_CASES]]
+            yield f"{len(cases):,} {title}{more}", shown, title == "wrong answers"
 
 
 def validation_sections(record: RunRecord) -> list[PageSection]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from expert.insight.record import RunRecord
+from expert.insight.step.anatomy import finite
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.choose.rates import MEASURED_CARD, is_measured_size, share_of_peak
 
 WRONG, ACCEPTABLE, EXCELLENT = 500 / 1500, 1000 / 1500, 2000 / 1500
@@ -31,22 +34,17 @@ class Band:
     excellent_from: float
 
 
-def expected_band(
-    *,
-    card: str | None,
-    parameters: int | None,
-    flops_per_token: float | None,
-    peak_flops: float | None,
-    characters: bool = False,
-) -> Band | None:
-    """The band for a model of this size on a card (its slug); None if unknown. `characters`: the
-    built-in character model."""
-    if parameters is None or not flops_per_token or not peak_flops:
+def expected_band(run: RunRecord, card: str | None) -> Band | None:
+    """The band for the model of a run's plan on a card (its slug); None if unknown."""
+    keys = ("model.parameters", "length.flops_per_token", "length.peak_flops")
+    parameters, flops_per_token, peak_flops = (finite(run.planned(key)) for key in keys)
+    characters = run.planned("model.name") == CHAR_GPT
+    if not parameters or not flops_per_token or not peak_flops:
         return None
     if parameters < MIN_PARAMETERS and not characters:
         return None
-    share = share_of_peak(parameters, compiled=True, characters=characters)
-    measured = card == MEASURED_CARD and (characters or is_measured_size(parameters))
+    share = share_of_peak(int(parameters), compiled=True, characters=characters)
+    measured = card == MEASURED_CARD and (characters or is_measured_size(int(parameters)))
     kind = "measured" if measured else "an estimate"
     reference = share * peak_flops / flops_per_token
     return Band(

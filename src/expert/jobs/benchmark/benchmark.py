@@ -27,18 +27,18 @@ from expert.core.interrupts import Interrupted
 from expert.core.links import refuse_links
 from expert.core.rundir import RunFolder
 from expert.core.stored_json import read_object_or_empty
-from expert.insight.ladder.ladder import (
+from expert.insight.ladder import (
     FILE,
     KEPT_STATUSES,
     Ladder,
     Measured,
     SettingResult,
     Status,
+    as_markdown,
     doubts_of,
     loss_difference,
     verdict,
 )
-from expert.insight.ladder.table import as_markdown, result_line
 from expert.insight.page.contents import ladder_page
 from expert.insight.page.render import page_html
 from expert.jobs.benchmark.measured import (
@@ -55,7 +55,6 @@ from expert.planning.benchmark_settings import (
     BASELINE,
     COMPILE,
     DEFAULT_MICRO_BATCH,
-    NAMES,
     PACKING,
     PRE_TOKENISED,
     SETTINGS,
@@ -63,7 +62,6 @@ from expert.planning.benchmark_settings import (
     as_overrides,
     baseline,
     changes,
-    find_setting,
     tolerance,
     why_unchanged,
 )
@@ -77,8 +75,6 @@ from expert.run.stored.locate import runs_folder
 MIN_TIMED_STEPS = 3
 MAX_OVERRUN = 1.5
 """Times the announced time: no setting is started if the benchmark would end later."""
-WINDOW_SECONDS = 0.5
-"""A rate is taken over as many steps as last this long."""
 LONGEST_SETTING_SECONDS = 900.0
 THOROUGH_FROM_MINUTES = 5.0
 """With less time, settings are timed briefly."""
@@ -136,7 +132,7 @@ class BenchmarkRequest:
     minutes: float
     """Approximate time limit."""
     only: tuple[str, ...] = ()
-    """Names of settings; others are applied without being measured. Empty: all are measured."""
+    """Names of settings that are measured after the baseline. Empty: all."""
 
 
 def benchmark(
@@ -148,29 +144,37 @@ def benchmark(
 ) -> tuple[Ladder, list[Path]]:
     """Run the benchmark and write its result to `to`, or to a new folder beside the runs; returns
     it with the written files. If interrupted, what was measured so far is written."""
-    if to is not None:
-        _check_result_file(to)
+    if to is not None:  # refused before anything is measured
+        if to.suffix != ".json":
+            raise CannotBenchmark(
+                f"--to {to}: name a .json file; .md and .html are written next to it"
+            )
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(to.parent, os.W_OK):
+            raise CannotBenchmark(f"--to {to}: the folder cannot be written to  (name another one)")
     bench = Benchmark(request, show, preparing)
     place = Path(tempfile.mkdtemp(prefix="expert-benchmark-")) if to else new_folder(request)
     file = to or place / FILE
+    has_measured = False
     try:
         bench.run(place)
     except Interrupted as end:
-        if bench.has_measured:
+        if any(result.measured for result in bench.results):
             last = bench.results[-1].name
             bench.notes.append(f"interrupted by {end.by} after '{last}': the rest was not measured")
             kept = write_result(bench.ladder(), file)
             end.left = f"measurements so far are in {', '.join(map(str, kept))}"
         raise
     finally:
-        if to is not None or not bench.has_measured:
+        has_measured = any(result.measured for result in bench.results)
+        if to is not None or not has_measured:
             shutil.rmtree(place, ignore_errors=True)
-    ladder = bench.ladder()
-    if not bench.has_measured:
-        failed = [result.because for result in ladder.rungs if result.status == "failed"]
+    if not has_measured:
+        failed = [result.because for result in bench.results if result.status == "failed"]
         raise NothingMeasured(
             f"no setting could be measured: {failed[-1] if failed else 'none applies'}"
         )
+    ladder = bench.ladder()
     files = write_result(ladder, file)
     if not request.only:
         bench.show_winner(ladder)
@@ -187,26 +191,19 @@ class Benchmark:
         self.total_seconds = 60 * request.minutes
         thorough = request.minutes >= THOROUGH_FROM_MINUTES
         self.timed_seconds, self.max_loss_steps = THOROUGH if thorough else BRIEF
-        self.wanted = _full_names(request.only)  # an unknown name is refused before preparing
+        self.settings = chosen_settings(request.only)
         first = request.read(())
-        if first.manifest.training.dataset.streaming:
-            raise CannotBenchmark(
-                "training.dataset.streaming: a stream has no rows that every setting could see "
-                "again  (--set training.dataset.streaming=false)"
-            )
         self.machine = describe_machine(first.folder)
         self.full_plan = self._plan(first)
         """The plan without a benchmark: every choice left to it."""
+        self.is_of_characters = self.full_plan.model.name == CHAR_GPT
         self.notes: list[str] = []
         self._prepare_rows(first, preparing)
-        # The settings kept so far: keys of training.config, their plan, and their result.
+        # The settings kept so far: keys of training.config, their plan, and their measurement.
         self.values: dict[str, Any] = {}
         self.plan: RunPlan | None = None
-        self.result: SettingResult | None = None
-        self.applied: Setting | None = None
-        """The last setting that was applied without being measured."""
+        self.measured: Measured | None = None
         self.base_rate: float | None = None
-        """Speedups of kept settings, by plan path."""
         self.results: list[SettingResult] = []
         self.loss_steps: int | None = None
         """Steps that the loss is taken over; the first measured setting decides."""
@@ -222,7 +219,7 @@ class Benchmark:
         setting."""
         from expert.data.pack.pack import bins_per_step
 
-        characters = self.full_plan.model.name == CHAR_GPT
+        characters = self.is_of_characters
         packed: dict[str, Any] = {"tokenize": "ahead"} | ({} if characters else {"packing": True})
         read = self.request.read(as_overrides(packed))
         index = prepare(read, model=self.request.model, tell=preparing).train.index
@@ -242,18 +239,13 @@ class Benchmark:
         micro_batch = min(next(size for size in asked if size != "auto"), self.examples)
         # As many packed sequences as hold the rows of the earlier micro-batch.
         self.packed_micro_batch = max(1, min(sequences, round(micro_batch / per_sequence)))
-        self.not_late = ""
-        """Why rows cannot be tokenised on the fly, or ""."""
-        if characters:
-            self.not_late = "a corpus of characters needs no tokenizer"
-        elif dataset.tasks:
-            self.not_late = "the rows of several tasks are mixed by their prepared tokens"
-        elif self.full_plan.data.overlong == "split":
-            self.not_late = "rows are split, and their parts are known only with their tokens"
+        self.must_be_prepared = bool(
+            characters or dataset.tasks or self.full_plan.data.overlong == "split"
+        )
         self.baseline = baseline(
             on_gpu=self.full_plan.kernels.device == "cuda",
             micro_batch=micro_batch,
-            tokenize="ahead" if self.not_late else "late",
+            tokenize="ahead" if self.must_be_prepared else "late",
         )
         self.overrides = as_overrides(
             {"batch_size": self.examples, "gradient_accumulation_steps": 1}
@@ -273,14 +265,13 @@ class Benchmark:
 
     def _obstacle(self, setting: Setting) -> str:
         """Why a setting cannot be tried here, or ""."""
-        characters = self.full_plan.model.name == CHAR_GPT
-        if setting.name == PRE_TOKENISED:
-            return self.not_late
-        if setting.name == PACKING and characters:
+        if setting.name == PRE_TOKENISED and self.must_be_prepared:
+            return "rows of this kind are always prepared"
+        if setting.name == PACKING and self.is_of_characters:
             return "a corpus of characters is cut into blocks"
         if setting.name == COMPILE and self.full_plan.kernels.device == "cpu":
             return "compiling is not worth it on a CPU"
-        if setting.name == COMPILE and not (characters or self.values["packing"]):
+        if setting.name == COMPILE and not (self.is_of_characters or self.values["packing"]):
             return "widths of padded rows vary: each would be compiled again"
         return ""
 
@@ -291,94 +282,80 @@ class Benchmark:
         self.started_at, self.place = time.monotonic(), place
         (place / "logs").mkdir(parents=True, exist_ok=True)
         for later, setting in zip(
-            range(len(SETTINGS), -1, -1), (self.baseline, *SETTINGS), strict=True
+            range(len(self.settings), -1, -1), (self.baseline, *self.settings), strict=True
         ):
-            self._add(self._try_setting(setting, later))
-        self._measure_drift()
-
-    def _add(self, result: SettingResult | None) -> None:
-        if result is not None:
+            began = self._elapsed
+            result = self._try_setting(setting, later)
+            spent = self._elapsed - began if result.status not in ("not here", "no time") else 0.0
+            result = result.model_copy(update={"seconds": spent})
             self.results.append(result)
             style = {"kept": "green", "no difference": "green", "not here": "dim"}
-            self.show(result_line(result), style.get(result.status, "yellow"))
+            self.show(f"  {_in_words(result)}", style.get(result.status, "yellow"))
+        if self.base_rate is None or len(self.results) == 1:
+            return
+        self.show(f"{BASELINE} again: to see drift", "")
+        values = dict(self.baseline.values)
+        left = max(0.0, self.total_seconds - self._elapsed)
+        with suppress(MeasurementFailed):
+            again = self._run("baseline again", values, self._planned(values), share=left)
+            self.drift = again.tokens_per_second / self.base_rate - 1
 
-    def _try_setting(self, setting: Setting, later: int) -> SettingResult | None:
-        """Measure a setting if it changes something; None if it was not requested."""
-        wanted, here = self.wanted, self.plan
+    def _try_setting(self, setting: Setting, later: int) -> SettingResult:
+        """Measure a setting against the last kept one if it changes something, and keep it if it is
+        worth it; `later`: how many settings come after it."""
+        before, below = self.plan, self.measured
+
+        def result(status: Status, because: str, **facts: Any) -> SettingResult:
+            return SettingResult(
+                name=setting.name, adds=setting.adds, status=status, because=because, **facts
+            )
+
         values = {**self.values, **setting.values}
         if setting.name == PACKING:
             values["micro_batch_size"] = self.packed_micro_batch
-        reason, plan = self._obstacle(setting), None
-        with suppress(ManifestError):  # measuring shows why it fails
-            plan = self._planned(values) if not reason else None
-        if here is not None and plan is not None:
-            reason = why_unchanged(setting, here, plan)
-            if reason:  # it changes nothing here, but a later choice may depend on it
-                self.values = values
-        if reason:
-            asked = not wanted or setting.name in wanted
-            return self._result(setting, "not here", reason) if asked else None
-        if wanted and setting.name not in wanted and plan is not None:
-            self.values, self.plan, self.result, self.applied = values, plan, None, setting
-            return None
-        if wanted and self.result is None and self.applied is not None:
-            self._add(self._measure(self.applied, self.values, later))  # to compare with
-        took = [result.seconds for result in self.results if result.seconds]
-        needs = 2 * statistics.median(took) if took else 0.0  # for it and the baseline again
-        if not wanted and self._elapsed + needs > MAX_OVERRUN * self.total_seconds:
-            words = f"{self._elapsed:.0f} s had passed  (--minutes N for more)"
-            return self._result(setting, "no time", words)
-        return self._measure(setting, values, later)
-
-    def _measure(self, setting: Setting, values: dict[str, Any], later: int) -> SettingResult:
-        """Measure a setting against the last kept one, and keep it if it is worth it."""
+        if reason := self._obstacle(setting):
+            return result("not here", reason)
         try:
             plan = self._planned(values)
         except ManifestError as error:
             what = f"cannot be combined with the kept settings: {error.problems[0].what}"
-            return self._result(setting, "failed", what)
-        began, left = self._elapsed, max(0.0, self.total_seconds - self._elapsed)
+            return result("failed", what)
+        if before is not None and (reason := why_unchanged(setting, before, plan)):
+            self.values = values  # it changes nothing here, but a later choice may depend on it
+            return result("not here", reason)
+        took = [each.seconds for each in self.results if each.seconds]
+        needs = 2 * statistics.median(took) if took else 0.0  # for it and the baseline again
+        if not self.request.only and self._elapsed + needs > MAX_OVERRUN * self.total_seconds:
+            return result("no time", f"{self._elapsed:.0f} s had passed  (--minutes N for more)")
+
+        left = max(0.0, self.total_seconds - self._elapsed)
         self.show(f"{setting.name}: {setting.adds}  (about {left / 60:.1f} min left)", "")
+        facts: dict[str, Any] = {"changes": changes(before, plan) if before is not None else {}}
         try:
             here = self._run(setting.name, values, plan, share=left / (later + 2))
         except MeasurementFailed as lost:
-            if self.result is None:  # nothing could be measured yet: it may not be at fault
+            if below is None:  # nothing could be measured yet: it may not be at fault
                 self.values, self.plan = values, plan
-            return self._result(setting, "failed", str(lost), plan, seconds=self._elapsed - began)
+            return result("failed", str(lost), **facts)
         self.loss_steps = self.loss_steps or here.updates_learnt
-        below, before = self.result, self.plan
-        facts: dict[str, Any] = {"measured": here, "seconds": self._elapsed - began}
+        facts["measured"] = here
         status: Status = "kept"
         because = ""
-        if below is not None and below.measured is not None and before is not None:
-            allowed, reason = tolerance(before, plan)
-            status, because = verdict(below.measured, here, below.name, tolerance=allowed)
+        if below is not None and before is not None:
+            allowed = tolerance(before, plan)
+            status, because = verdict(below, here, tolerance=allowed)
             facts |= {
-                "below": below.name,
-                "gain": here.tokens_per_second / below.measured.tokens_per_second,
-                "loss_difference": loss_difference(here.loss, below.measured.loss),
+                "gain": here.tokens_per_second / below.tokens_per_second,
+                "loss_difference": loss_difference(here.loss, below.loss),
                 "tolerance": allowed,
-                "tolerance_because": reason,
             }
         if setting.name == BASELINE:
             self.base_rate = here.tokens_per_second
         if self.base_rate is not None:
             facts["cumulative"] = here.tokens_per_second / self.base_rate
-        result = self._result(setting, status, because, plan, **facts)
         if status in KEPT_STATUSES:
-            self.values, self.plan, self.result = values, plan, result
-        return result
-
-    def _measure_drift(self) -> None:
-        """Run the baseline again: what it gained or lost since the start is the machine's doing."""
-        values = dict(self.baseline.values)
-        if self.base_rate is None or self.results[-1].name == BASELINE:
-            return
-        self.show(f"{BASELINE} again: to see drift", "")
-        left = max(0.0, self.total_seconds - self._elapsed)
-        with suppress(MeasurementFailed):
-            again = self._run("baseline again", values, self._planned(values), share=left)
-            self.drift = again.tokens_per_second / self.base_rate - 1
+            self.values, self.plan, self.measured = values, plan, here
+        return result(status, because, **facts)
 
     def _run(
         self, name: str, values: Mapping[str, Any], plan: RunPlan, *, share: float
@@ -406,25 +383,19 @@ class Benchmark:
                     change["path"].startswith("batch.") for change in event["changes"]
                 ):  # another setting than the one to measure
                     raise MeasurementFailed(str(event["reason"]))
-                if kind == "step" and event["step"] == 1:
-                    plan, first = self._run_plan(folder, plan)
+                if kind == "step" and event["step"] == 1:  # its own plan has counted the rows
+                    for run in folder.glob("*/plan.json"):
+                        plan = read_plan(RunFolder(run.parent))
+                        environment = read_object_or_empty(run.with_name("environment.json"))
+                        self.environment = self.environment or environment
+                    first = first_timed_step(plan)
                 if self._is_enough(events, first, over=time.monotonic() > ends):
                     break
         for kind in ("checkpoints", "final"):  # of a run that came to its end
             for weights in folder.glob(f"*/{kind}"):
                 shutil.rmtree(weights, ignore_errors=True)
         steps = self.loss_steps or self.max_loss_steps
-        return measured_of(
-            plan, events, first, window=WINDOW_SECONDS, rows=self.training_rows, loss_steps=steps
-        )
-
-    def _run_plan(self, runs: Path, planned: RunPlan) -> tuple[RunPlan, int]:
-        """The plan of the run itself, which has counted its rows, and its first timed step."""
-        for run in runs.glob("*/plan.json"):
-            planned = read_plan(RunFolder(run.parent))
-            environment = read_object_or_empty(run.with_name("environment.json"))
-            self.environment = self.environment or environment
-        return planned, first_timed_step(planned)
+        return measured_of(plan, events, first, rows=self.training_rows, loss_steps=steps)
 
     def _is_enough(self, events: Sequence[Event], first: int, *, over: bool) -> bool:
         """Whether the loss is known, and the time is over or steps were timed for long enough."""
@@ -434,34 +405,11 @@ class Benchmark:
         enough = sum(event["seconds"] for event in timed) >= self.timed_seconds
         return over or (enough and timed[-1]["step"] >= self.max_loss_steps)
 
-    # --- results -------------------------------------------------------------------------------
-
-    @property
-    def has_measured(self) -> bool:
-        return any(result.measured for result in self.results)
-
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self.started_at
 
-    def _result(
-        self,
-        setting: Setting,
-        status: Status,
-        because: str,
-        plan: RunPlan | None = None,
-        **more: Any,
-    ) -> SettingResult:
-        before = self.plan
-        return SettingResult(
-            name=setting.name,
-            adds=setting.adds,
-            status=status,
-            because=because,
-            changes=changes(before, plan) if before is not None and plan is not None else {},
-            settings=dict(setting.values),
-            **{"seconds": 0.0, **more},
-        )
+    # --- results -------------------------------------------------------------------------------
 
     def ladder(self) -> Ladder:
         """The result as far as it was measured."""
@@ -474,9 +422,7 @@ class Benchmark:
             card=plan.target,
             device=plan.kernels.device,
             model=plan.model.name,
-            parameters=plan.model.parameters,
             adapter=plan.adapter.type,
-            quantization=plan.model.quantization,
             dataset=str(plan.data.dataset.get("path") or "several tasks"),
             training_rows=self.training_rows,
             max_seq_length=plan.data.max_seq_length,
@@ -491,16 +437,18 @@ class Benchmark:
 
     def show_winner(self, ladder: Ladder) -> None:
         """Name what was faster than what the plan chooses, as keys for the manifest."""
-        won, plan = self.result, self.plan
+        won, plan = self.measured, self.plan
         assert won is not None, "the first setting that was measured is kept"
-        assert won.measured is not None
         assert plan is not None
         if ladder.doubts:
             self.show(f"! do not rely on the winner: {'; '.join(ladder.doubts)}", "yellow")
             return
-        best = {path: attrgetter(path)(plan) for path in tried_paths(ladder)}
+        # Plan values that were measured both ways and that only affect speed.
+        passed = {one.name for one in ladder.rungs if one.status in ("not here", "no time")}
+        about = {path for one in SETTINGS if one.name not in passed for path in one.about}
+        best = {path: attrgetter(path)(plan) for path in KEYS_OF_SPEED if path in about}
         if "batch.micro_batch" in best:
-            best["batch.micro_batch"] = won.measured.micro_batch
+            best["batch.micro_batch"] = won.micro_batch
         better = [
             f"--set {KEYS_OF_SPEED[path]}={str(value).lower()}"
             for path, value in best.items()
@@ -510,23 +458,29 @@ class Benchmark:
         self.show(words if better else "the plan chooses the winner already", "")
 
 
-def _full_names(names: tuple[str, ...]) -> list[str]:
-    """The full names of these settings; the error for an unknown one lists all."""
+def chosen_settings(names: Sequence[str]) -> list[Setting]:
+    """The settings of these names, or all; the error for an unknown one lists all."""
+    known = {setting.name.lower(): setting for setting in SETTINGS}
     for name in names:
-        if find_setting(name) is None:
-            known = ", ".join(NAMES)
-            raise CannotBenchmark(f"--only {name}: no such setting  (settings: {known})")
-    return [str(find_setting(name)) for name in names]
+        if name.lower() not in (*known, BASELINE):
+            listed = ", ".join(setting.name for setting in SETTINGS)
+            raise CannotBenchmark(f"--only {name}: no such setting  (settings: {listed})")
+    wanted = [name.lower() for name in names] or known
+    return [setting for name, setting in known.items() if name in wanted]
 
 
-def tried_paths(ladder: Ladder) -> list[str]:
-    """Plan values that were measured both ways and that only affect speed."""
-    passed = {one.name for one in ladder.rungs if one.status in ("not here", "no time")}
-    about = [path for one in SETTINGS if one.name not in passed for path in one.about]
-    return [path for path in KEYS_OF_SPEED if path in about]
-
-
-# --- files ---------------------------------------------------------------------------------------
+def _in_words(result: SettingResult) -> str:
+    """A setting as it is shown when it was measured."""
+    seen = result.measured
+    if seen is None:
+        return f"{result.name}: {result.outcome}"
+    parts = [f"{seen.tokens_per_second:,.0f} tokens/s"]
+    if result.gain is not None:
+        parts.append(f"{result.gain:.2f}x")
+        parts += [f"in all {result.cumulative:.2f}x"] if result.cumulative is not None else []
+    parts += [f"loss {seen.loss:.4f}"] if seen.loss is not None else []
+    parts += [result.outcome] if result.because else []
+    return f"{result.name}: {', '.join(parts)}"
 
 
 def new_folder(request: BenchmarkRequest) -> Path:
@@ -536,20 +490,6 @@ def new_folder(request: BenchmarkRequest) -> Path:
     place = runs / "benchmarks"
     refuse_links(place, below=runs)
     return RunFolder.create(place, read.manifest.name).path
-
-
-def _check_result_file(file: Path) -> None:
-    """Refuse, before anything is measured, a file the result could not be written to."""
-    if file.is_dir():
-        raise CannotBenchmark(f"--to {file}: is a folder  (--to {file / FILE})")
-    if file.suffix in (".md", ".html"):
-        raise CannotBenchmark(
-            f"--to {file}: the result is JSON, and {file.suffix} is written next to it  (--to "
-            f"{file.with_suffix('.json')})"
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(file.parent, os.W_OK):
-        raise CannotBenchmark(f"--to {file}: the folder cannot be written to  (name another one)")
 
 
 def write_result(ladder: Ladder, file: Path) -> list[Path]:

@@ -13,13 +13,15 @@ from typing import Any
 from expert.core.errors import ExpertError
 from expert.core.events import follow
 from expert.core.process import Child, describe_exit
-from expert.insight.ladder.ladder import Measured
+from expert.insight.ladder import Measured
 from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.planning.run_plan import RunPlan
 from expert.run.session.short_run import SETTLING
 
 Event = dict[str, Any]
 POLL_SECONDS = 0.1
+WINDOW_SECONDS = 0.5
+"""A rate is taken over as many steps as last this long."""
 CAPTURE_STEPS = 6
 """Steps: CUDA graphs are captured at the third batch, the optimizer's once its gradients have kept
 their addresses for two."""
@@ -76,16 +78,10 @@ def first_timed_step(plan: RunPlan) -> int:
 
 
 def measured_of(
-    plan: RunPlan,
-    events: Sequence[Event],
-    first: int,
-    *,
-    window: float,
-    rows: int,
-    loss_steps: int | None = None,
+    plan: RunPlan, events: Sequence[Event], first: int, *, rows: int, loss_steps: int
 ) -> Measured:
     """What the events of a run show: rates over windows of steps after the `first` ones, and the
-    training loss of the `loss_steps` first steps (None: all)."""
+    training loss of the `loss_steps` first steps."""
     steps = [event for event in events if event["event"] == "step"]
     timed = [event for event in steps if event["step"] > first]
     if not timed:
@@ -98,7 +94,7 @@ def measured_of(
     rates, tokens, seconds = [], 0, 0.0
     for event in timed:
         tokens, seconds = tokens + event["tokens"], seconds + event["seconds"]
-        if seconds >= window:
+        if seconds >= WINDOW_SECONDS:
             rates.append(tokens / seconds)
             tokens, seconds = 0, 0.0
     if not rates:  # too fast for a whole window
@@ -106,35 +102,23 @@ def measured_of(
     low, middle, high = (
         statistics.quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates * 3
     )
-    total = sum(event["seconds"] for event in timed)
-    updates = sum(event["updates"] for event in timed)
-    samples = sum(event["examples"] for event in timed) / total
-    fell_back = [event for event in events if event["event"] == "fell_back"]
-    changed = [change for event in fell_back for change in event["changes"]]
+    samples = sum(e["examples"] for e in timed) / sum(e["seconds"] for e in timed)
+    changed = [change for e in events if e["event"] == "fell_back" for change in e["changes"]]
     sizes = [each["value"] for each in changed if each["path"] == "batch.micro_batch"]
-    peaks = [event["peak_reserved_bytes"] for event in steps if event.get("peak_reserved_bytes")]
+    peaks = [e["peak_reserved_bytes"] for e in steps if e.get("peak_reserved_bytes")]
     peaks = peaks or [e["cpu_peak_memory_bytes"] for e in steps if e.get("cpu_peak_memory_bytes")]
-    learnt = [event for event in steps if loss_steps is None or event["step"] <= loss_steps]
+    learnt = [event for event in steps if event["step"] <= loss_steps]
     targets = sum(int(event["targets"]) for event in learnt)
     losses = sum(float(event["loss"]) * int(event["targets"]) for event in learnt)
     return Measured(
         tokens_per_second=middle,
-        windows=rates,
         spread=high - low,
         samples_per_second=samples,
-        seconds_per_update=total / updates,
         seconds_per_epoch=rows / samples,
         gpu_utilization=mean("gpu_utilization"),
         peak_memory_bytes=max(peaks, default=None),
         mfu=mean("mfu"),
-        padding=mean("padding"),
-        data_wait=mean("data_wait"),
-        examples_per_update=sum(event["examples"] for event in timed) / updates,
-        updates_measured=updates,
         updates_learnt=learnt[-1]["step"],
-        compile_seconds=next((e["seconds"] for e in events if e["event"] == "compiled"), None),
         loss=losses / targets if targets else None,
         micro_batch=int(sizes[-1]) if sizes else plan.batch.micro_batch,
-        accumulation=plan.batch.accumulation or 1,
-        fallbacks=[str(event.get("reason", "")) for event in fell_back],
     )

@@ -85,11 +85,9 @@ async def _nothing(request: Request, error: Exception) -> Response:
 
 
 def make_server(board: Board, *, token: str, host: str = "127.0.0.1") -> Any:
-    """The server. On Ctrl-C it ends the streams of all tabs and the chat before waiting for them;
-    runs and commands continue."""
+    """The server. On Ctrl-C it ends the chat before waiting for it; runs and commands continue."""
 
     def stopping() -> None:
-        board.hub.closing.set()
         threading.Thread(target=board.chat.end).start()
 
     app = make_app(board, token=token, host=host)

@@ -21,7 +21,7 @@ from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
 from expert.core.links import open_plain
 from expert.core.process import run_program
 from expert.core.text import duration_range, epochs_in_words, gib
-from expert.insight.page.plan import plan_section
+from expert.insight.page.environment import plan_section
 from expert.insight.record import RunRecord, mapping
 from expert.insight.step.anatomy import finite
 from expert.jobs.board.actions import ActionRefused, environment, state_folder

@@ -4,8 +4,7 @@ a problem to show."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +37,11 @@ from expert.jobs.board.manifest_form import (
 )
 from expert.jobs.board.render import page
 from expert.jobs.board.views import ChatView, JobView, ListView, RunView
+from expert.jobs.diagnose.diagnose import diagnose_run
 from expert.jobs.serve.body import RequestError, read_body
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import Receive, Scope, Send
 
 MAX_COMPARED = 6
 SHOWN_JOBS = 20
@@ -115,34 +114,9 @@ async def _view(request: Request, kind: str, name: str = "") -> View:
 
 
 async def _live(request: Request) -> Response:
-    """Stream a view as server-sent events."""
-    hub = _board(request).hub
+    """The elements of a view that changed since a tab asked last."""
     view = await _view(request, request.path_params.get("kind", "runs"))
-    if request.method == "HEAD":  # asks whether the board is up; a stream would not end
-        return Response(media_type="text/event-stream")
-    events = hub.stream(view, request.query_params.get("seen", ""))
-    return LiveResponse(events, counted=hub.place_for(view))
-
-
-class LiveResponse(StreamingResponse):
-    """Server-sent events that hold a place from before their first byte to the end of the
-    connection, however it ends."""
-
-    def __init__(self, events: AsyncIterator[bytes], *, counted: AbstractContextManager[None]):
-        super().__init__(events, media_type="text/event-stream")
-        self._counted = counted
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._counted:
-            await super().__call__(scope, receive, send)
-
-
-async def _searched_run(request: Request, name: str) -> RunView:
-    """The view of a run, after searching for new runs."""
-    await asyncio.to_thread(_board(request).places.search)
-    view = await _view(request, "run", name)
-    assert isinstance(view, RunView)
-    return view
+    return JSONResponse(view.changes_since(request.query_params.get("seen", "")))
 
 
 # --- pages ---------------------------------------------------------------------------------------
@@ -154,8 +128,8 @@ async def _list(request: Request) -> Response:
 
 
 async def _run(request: Request) -> Response:
-    board, view = _board(request), await _searched_run(request, request.path_params["id"])
-    found = view.found
+    board, view = _board(request), await _view(request, "run")
+    found = board.get(request.path_params["id"], "run")
     state = (await run_in_threadpool(board.summaries.of, found)).state
     jobs = [job for job in board.jobs.all() if job.subject == found.id]
     html = page("run", found.name, read_only=board.read_only, found=found, view=view, state=state,
@@ -165,16 +139,15 @@ async def _run(request: Request) -> Response:
 
 async def _compare(request: Request) -> Response:
     """Several runs on the same axes, as `expert report --compare` shows them."""
-    names = list(dict.fromkeys(request.query_params.getlist("run")))
+    board, names = _board(request), list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(names) <= MAX_COMPARED:
         raise RequestError(400, f"Select 2 to {MAX_COMPARED} runs to compare.")
-    views = [await _searched_run(request, name) for name in names]
 
     def compared() -> str:
-        section = comparison_section([view.diagnosis() for view in views])
-        runs, read_only = [view.found for view in views], _board(request).read_only
-        title = f"{len(views)} runs compared"
-        return page("compare", title, section=section, read_only=read_only, runs=runs)
+        runs = [board.get(name, "run") for name in names]
+        section = comparison_section([diagnose_run(run.path) for run in runs])
+        title = f"{len(runs)} runs compared"
+        return page("compare", title, section=section, read_only=board.read_only, runs=runs)
 
     return HTMLResponse(await run_in_threadpool(compared))
 

@@ -20,9 +20,6 @@ from expert.jobs.board.reader import EventReader
 from expert.run.stored.changes import leaves, option_name
 from expert.run.stored.status import RunStatus, status_by
 
-LINES = 10
-"""Log lines kept per run: the list shows the last, and parsing is most of its time."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
@@ -126,7 +123,7 @@ class Summaries:
     def of(self, found: BoardItem) -> Summary:
         with self._lock:
             folder = RunFolder(found.path)
-            reader = self._readers.setdefault(found.path, EventReader(folder.events, LINES))
+            reader = self._readers.setdefault(found.path, EventReader(folder.events))
             try:
                 reader.read_new()
                 status = status_by(reader.events, folder, damaged_lines=reader.damaged)

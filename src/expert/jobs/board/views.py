@@ -11,23 +11,17 @@ from expert.core.errors import EXIT_MEANINGS, ExpertError
 from expert.core.rundir import RunFolder, holder_of
 from expert.core.text import visible
 from expert.insight.page.contents import STATES, make_page
-from expert.insight.record import record_of
 from expert.jobs.board.actions import StartedCommand, launcher_of
 from expert.jobs.board.chat import Chat
 from expert.jobs.board.folders import MAX_FOLDERS, BoardFolders, BoardItem, read_notes
 from expert.jobs.board.live import Throttle, View
-from expert.jobs.board.reader import EventReader
 from expert.jobs.board.render import part
 from expert.jobs.board.summaries import Summaries, changed, newest_first
-from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_record
+from expert.jobs.diagnose.diagnose import diagnose_run
 
 LIST_SHARE, STATUS_SHARE, REPORT_SHARE = 1 / 300, 0.0015, 0.005
 """Shares of a core for the list of runs, for the numbers on top of a run, and for its report."""
 LEAST_SECONDS = 2.0
-SAMPLED = (
-    "This run is long: a point of a curve represents several log lines, and sums are estimates. "
-    "expert report reads every line."
-)
 SHOWN_LINES = 300
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -72,7 +66,6 @@ class RunView(View):
         self.found = found
         self.folder = RunFolder(found.path)
         self._summaries = summaries
-        self._reader = EventReader(self.folder.events)
         self._status_pace = Throttle(STATUS_SHARE)
         self._report_pace = Throttle(REPORT_SHARE, LEAST_SECONDS)
         self._shown: tuple[object, ...] = ()
@@ -88,12 +81,10 @@ class RunView(View):
             summary = self._status_pace.run(lambda: self._summaries.of(self.found))
             if summary.problem:
                 raise ExpertError(summary.problem)
-            self._reader.read_new()
             parts = {"status": part("status", summary)}
             validated = self.folder.validation
             written = validated.lstat().st_mtime_ns if validated.exists() else None
-            last = self._reader.events[-1] if self._reader.events else None
-            now = (summary.state, written, last)
+            now = (summary.state, written, summary.status and summary.status.last_event)
             if now[:2] != self._shown[:2] or (self._report_pace.due() and now != self._shown):
                 parts |= self._report_pace.run(self._report)
                 self._shown = now
@@ -102,15 +93,11 @@ class RunView(View):
             return {"problem": problem, "order": "problem", "status": part("unreadable")}
         return parts
 
-    def diagnosis(self) -> Diagnosis:
-        events = tuple(self._reader.events)
-        return diagnose_record(record_of(self.folder, events, self._reader.damaged))
-
     def _report(self) -> dict[str, str]:
-        made = make_page(self.diagnosis())
+        made = make_page(diagnose_run(self.found.path))
         live = made.reasons.replace(STATES["running"], "").strip()  # "as of when it was made"
         made = replace(made, reasons=live)
-        parts = {"verdict": part("verdict", made, SAMPLED if self._reader.sampled else "")}
+        parts = {"verdict": part("verdict", made)}
         parts |= {section.name: part("section", section) for section in made.sections}
         order = " ".join(parts)
         return {**parts, "sections": part("sections", made.sections), "order": order}

@@ -6,7 +6,7 @@ What the plan fixes by itself is a note.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from expert.core.text import counted, duration, duration_range
 from expert.insight.findings.evidence import Before, evidence_before
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import TABLE, find, finding_from
+from expert.insight.record import RunRecord
 from expert.insight.step.bands import Band, expected_band
 from expert.jobs.diagnose.data import DataFacts, check_data
 from expert.jobs.diagnose.machine import check_gpus, check_torch
@@ -24,7 +25,7 @@ from expert.jobs.gpu_memory import GpuMemory, gpu_memory
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.machine.machine import Machine, describe_machine
-from expert.planning.machine.target import Target, choose_target
+from expert.planning.machine.target import choose_target
 from expert.planning.run_plan import RunPlan
 from expert.run.open import Opened, open_run
 
@@ -83,12 +84,18 @@ def check(
     if opened is not None and plan is not None:
         tell("the data")
         facts = check_data(opened)
-        found += [*facts.findings, *_disk(plan, target)]
+        found += facts.findings
+        needed, free = plan.disk.total_bytes, target.disk_free_bytes
+        if needed is not None and free is not None:
+            text = f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints"
+            name = "disk" if needed <= free else "disk-full"
+            found.append(finding_from(name, f"{text}, {free / 2**30:.1f} free"))
         asked = opened.read.manifest.training.config.device
         if asked == "cuda" and plan.kernels.device != "cuda":
             found.append(finding_from("cuda-asked", "device: cuda"))
         found += _configuration(opened, facts, replan)
-        band = _expected(plan, target)
+        planned = RunRecord(plan=plan.model_dump(mode="json"))
+        band = expected_band(planned, target.card.slug if target.card is not None else None)
         step_seconds = None
         stopped = any(finding.severity == "error" for finding in found)
         if timed and target.is_this_machine and not stopped and plan.model.place != "hub":
@@ -99,30 +106,15 @@ def check(
             except (ExpertError, RuntimeError) as error:
                 found.append(finding_from("steps-failed", str(error).partition("\n")[0]))
         found += _length(plan, band, step_seconds)
-        found += _remarks(plan, found)
+        # Warnings of the plan that the other findings do not repeat, and the keys it overruled.
+        repeated = tuple(path for other in found for path in TABLE[other.name].repeats)
+        for remark in plan.remarks:
+            if remark.kind == "warning" and not remark.path.startswith(repeated):
+                name, title = f"plan-{remark.path}", f"the plan warns about {remark.path}"
+                found.append(finding_from("plan", remark.text, name=name, title=title))
+        if overruled := [each.text for each in plan.remarks if each.kind == "superseded"]:
+            found.append(finding_from("overruled", "; ".join(overruled)))
     return Check(findings=tuple(worst_first(found)), target=target.name, plan=plan, band=band)
-
-
-def _disk(plan: RunPlan, target: Target) -> list[Finding]:
-    needed, free = plan.disk.total_bytes, target.disk_free_bytes
-    if needed is None or free is None:
-        return []
-    text = f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints, {free / 2**30:.1f} free"
-    return [
-        finding_from("disk" if needed <= free else "disk-full", f"{text} on the manifest's disk")
-    ]
-
-
-def _remarks(plan: RunPlan, others: Sequence[Finding]) -> list[Finding]:
-    """Warnings of the plan that the other findings do not repeat, and the keys it overruled."""
-    repeated = tuple(path for other in others for path in TABLE[other.name].repeats)
-    found = []
-    for remark in plan.remarks:
-        if remark.kind == "warning" and not remark.path.startswith(repeated):
-            title = f"the plan warns about {remark.path}"
-            found.append(finding_from("plan", remark.text, name=f"plan-{remark.path}", title=title))
-    overruled = [remark.text for remark in plan.remarks if remark.kind == "superseded"]
-    return [*found, finding_from("overruled", "; ".join(overruled))] if overruled else found
 
 
 def _configuration(
@@ -151,25 +143,13 @@ def _configuration(
     return find(evidence_before(opened.read.manifest, opened.plan, before))
 
 
-def _expected(plan: RunPlan, target: Target) -> Band | None:
-    """The band of tokens per second for the plan's model on its card."""
-    return expected_band(
-        card=target.card.slug if target.card is not None else None,
-        parameters=plan.model.parameters,
-        flops_per_token=plan.length.flops_per_token,
-        peak_flops=plan.length.peak_flops,
-        characters=plan.model.name == CHAR_GPT,
-    )
-
-
 def _length(plan: RunPlan, band: Band | None, step_seconds: float | None) -> list[Finding]:
     """Steps, and their time: as timed on this machine, else as the plan expects."""
     length, steps = plan.length, plan.length.total_steps
     words = ["the number of steps is known when the data has been read"]
     if steps is not None:
         words = [counted(steps, "step")]
-    decided = [each for each in plan.decisions if each.path == "length.expected_seconds"]
-    because = decided[0].because if decided else ""
+    because = next((d.because for d in plan.decisions if d.path == "length.expected_seconds"), "")
     if step_seconds is not None:
         words.append(f"{duration(step_seconds)} a step, timed on this machine")
         if steps is not None:

@@ -1,33 +1,29 @@
 """The data before a run: whether it exists and is prepared, and what is cut.
 
-Nothing is prepared here. Prepared tokens are counted; otherwise the first rows are sampled.
+Nothing is prepared here. Prepared tokens are counted; otherwise the first rows are sampled. What
+the plan says about the rows is among its own warnings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted, gib
-from expert.data.pack.overlong_rows import remark_on_left_out, remarks_on_length
 from expert.data.records import BadRow, Segment
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import finding_from
-from expert.planning.decisions import Remark
 
 if TYPE_CHECKING:
-    from expert.data.inspect.shared_rows import SharedRows
     from expert.data.pipeline import DataPipeline
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
 
 SAMPLED_ROWS = 256
-DEFAULT_FIX = "fix what the message names"
-NOT_PACKED = "the tokens are prepared, and not packed for this plan yet"
 NOTICEABLE = 0.01
 """A share of rows that is worth a warning."""
 
@@ -46,31 +42,29 @@ def check_data(opened: Opened) -> DataFacts:
     try:
         sources = opened.named.sources
     except ExpertError as error:
-        return DataFacts([_from_message("data-missing", str(error), DEFAULT_FIX)])
+        return DataFacts([_from_message("data-missing", str(error))])
     except OSError as error:
-        missing = f"{error.filename}: {error.strerror}"
-        return DataFacts([_from_message("data-missing", missing, DEFAULT_FIX)])
+        return DataFacts([_from_message("data-missing", f"{error.filename}: {error.strerror}")])
     files = sorted({path for source in sources.every for path in source.files if path.is_file()})
     try:
-        looked = _inspect(opened)
+        facts = _inspect(opened)
     except ExpertError as error:
-        looked = DataFacts([_from_message("data-unusable", str(error), DEFAULT_FIX)])
-    return replace(looked, findings=[*looked.findings, _size(opened.plan, files)])
+        facts = DataFacts([_from_message("data-unusable", str(error))])
+    return replace(facts, findings=[*facts.findings, _size(opened.plan, files)])
 
 
-def _from_message(name: str, text: str, otherwise: str = "") -> Finding:
+def _from_message(name: str, text: str) -> Finding:
     """A finding from a message that ends with what to do: `…  (…)`."""
     first, _, rest = text.partition("\n")
     evidence, _, fix = first.partition("  (")
-    fix = fix.removesuffix(")") or " ".join(rest.split()) or otherwise
+    fix = fix.removesuffix(")") or " ".join(rest.split()) or "fix what the message names"
     return finding_from(name, evidence, fix=fix)
 
 
-# --- prepared or not -----------------------------------------------------------------------------
-
-
 def _inspect(opened: Opened) -> DataFacts:
-    from expert.data.pipeline import open_pipeline
+    from expert.data.pipeline import open_pipeline, recipe_of
+    from expert.data.splits import prepare_splits
+    from expert.data.tokens.prepare import look
 
     plan = opened.plan
     if plan.model.place == "hub":
@@ -78,149 +72,68 @@ def _inspect(opened: Opened) -> DataFacts:
         return DataFacts([finding_from("model-not-here", text)])
     line = open_pipeline(plan, opened.read, opened.named, writes=False)
     if line.spec.streaming:
-        return _sampled(line, "")
-    reason = _why_not_prepared(line)
-    found = (None if reason else _prepared(line)) or _sampled(line, reason or NOT_PACKED)
-    folders = [
-        _from_message("token-folder", each.text, f"look at {each.path}")
-        for each in line.chosen.remarks
-    ]
-    return replace(found, findings=[*folders, *found.findings])
-
-
-def _why_not_prepared(line: DataPipeline) -> str:
-    """Why tokens are not prepared; "" if all are."""
-    from expert.data.pipeline import recipe_of
-    from expert.data.tokens.prepare import look
-
-    if not line.cache.exists():
-        return "first use of this data"
-    for source in line.sources_of("train"):
-        recipe, folder = recipe_of(line, source)
-        reason = look(folder, recipe)
-        if reason is not None:
-            return reason
-    return ""
-
-
-def _prepared(line: DataPipeline) -> DataFacts | None:
-    """Exact counts of the prepared tokens; None if they are not packed yet."""
-    from expert.data.splits import prepare_splits
-
-    plan, data = line.plan, prepare_splits(line)
+        return _sampled(line, [])
+    reasons: list[str | None] = ["first use of this data"]
+    if line.cache.exists():
+        reasons = [
+            look(folder, recipe)
+            for source in line.sources_of("train")
+            for recipe, folder in [recipe_of(line, source)]
+        ]
+    reason = next(filter(None, reasons), "")
+    data = None if reason else prepare_splits(line)
     if data is None:
-        return None
-    split = data.train
-    total, over = split.statistics, split.index.overlong
-    held = data.validation is not None and data.validation.folders == split.folders
+        reason = reason or "the tokens are prepared, and not packed for this plan yet"
+        text = f"{reason}; the tokens go to {line.cache}"
+        return _sampled(line, [finding_from("cache-to-come", text)])
+    total = data.train.statistics
+    held = data.validation is not None and data.validation.folders == data.train.folders
     held_out = " (those held out for validation among them)" if held else ""
     text = f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} in {line.cache}"
-    findings = [
-        finding_from("cache", text),
-        *_left_out(f"{total.rows_in:,}", total.rows_in, total.bad_rows, total.dropped.values()),
-        *_overlong(plan, f"{total.documents:,}", total.documents, over.cut, over.split,
-                   over.dropped),
-        *_untrained_rows(remarks_on_length(plan, *data.splits(), cut=False)),
-        *map(_shared, data.shared),
-    ]  # fmt: skip
+    left_out = _left_out(total.rows_in, total.bad_rows + sum(total.dropped.values()))
     mean = total.tokens / total.documents if total.documents else None
-    return DataFacts(findings, mean, total.longest or None)
+    return DataFacts([finding_from("cache", text), *left_out], mean, total.longest or None)
 
 
-def _sampled(line: DataPipeline, reason: str) -> DataFacts:
+def _sampled(line: DataPipeline, findings: list[Finding]) -> DataFacts:
     """What the first rows of every source show about all of them."""
     from expert.data.pipeline import reader_for
 
-    plan = line.plan
-    rows = bad = dropped = 0
+    rows, bad, limit = 0, list[BadRow](), line.plan.data.max_seq_length
     documents: list[list[Segment]] = []
-    first_bad = ""
     for source in line.sources_of("train"):
         for _, formatted in islice(reader_for(line, source).formatted(), SAMPLED_ROWS):
             rows += 1
             if isinstance(formatted, BadRow):
-                bad, first_bad = bad + 1, first_bad or str(formatted)
+                bad.append(formatted)
             elif isinstance(formatted, list):
                 documents.append(formatted)
-            else:
-                dropped += 1
-    lengths, unlearnt = _lengths(line, documents)
-    findings: list[Finding] = []
-    if reason:
-        text = f"{reason}; the tokens go to {line.cache}"
-        findings.append(finding_from("cache-to-come", text))
-    if bad:
-        stops = bad > line.spec.max_bad_rows
-        text = f"{bad} of the first {rows}: {first_bad}"
-        findings.append(finding_from("too-many-bad-rows" if stops else "bad-rows", text))
-    findings += _left_out(f"the first {rows:,}", rows, 0, [dropped])
-    if line.is_text:
-        length, of = plan.data.max_seq_length, f"the first {len(lengths):,}"
-        over = sum(1 for each in lengths if each > length)
-        counts = [over if plan.data.overlong == how else 0 for how in ("cut", "split", "drop")]
-        findings += _overlong(plan, of, len(lengths), *counts)
-        longest = max(lengths, default=0)
-        left_out = remark_on_left_out(
-            plan, unlearnt, len(lengths), longest=longest, of=f"{of} rows"
-        )
-        findings += _untrained_rows(left_out)
+    if len(bad) > line.spec.max_bad_rows:
+        text = f"{len(bad)} of the first {rows}: {bad[0]}"
+        findings.append(finding_from("too-many-bad-rows", text))
+    findings += _left_out(rows, rows - len(documents))
+    lengths = [sum(len(part.text) for part in each) for each in documents]
+    if line.is_text and documents:
+        lengths = [int(each) for each in line.encoder.encode(documents).lengths]
+        over = sum(each > limit for each in lengths)
+        how = line.plan.data.overlong
+        if over:
+            share = over / len(lengths)
+            severe = "warning" if how != "split" and share > NOTICEABLE else "note"
+            text = f"{over:,} of the first {len(lengths):,} rows are longer than {limit} tokens"
+            findings.append(finding_from("rows-cut", f"{text}: {how}", severity=severe))
     mean = sum(lengths) / len(lengths) if lengths else None
     return DataFacts(findings, mean, max(lengths, default=None))
 
 
-def _lengths(line: DataPipeline, documents: list[Any]) -> tuple[list[int], int]:
-    """Tokens of each document, and how many would not be trained on."""
-    from expert.data.pack.packing import count_untrainable_rows
-
-    if not documents or not line.is_text:
-        return [sum(len(part.text) for part in each) for each in documents], 0
-    batch = line.encoder.encode(documents)
-    return [int(each) for each in batch.lengths], count_untrainable_rows(line.plan, batch)
-
-
-# --- what becomes of the rows --------------------------------------------------------------------
-
-
-def _left_out(of: str, rows: int, bad: int, dropped: Iterable[int]) -> list[Finding]:
-    lost = sum(dropped)
-    if not (bad + lost):
+def _left_out(rows: int, lost: int) -> list[Finding]:
+    share = lost / max(1, rows)
+    if not lost:
         return []
-    share = (bad + lost) / max(1, rows)
-    text = f"{lost:,} by the manifest's checks and {bad:,} unreadable, of {of}"
+    text = f"{lost:,} of {rows:,} rows are unreadable or fail the manifest's checks"
     severity = "warning" if share > NOTICEABLE else "note"
     consequence = f"{share:.1%} of the data is not trained on"
     return [finding_from("rows-left-out", text, severity=severity, consequence=consequence)]
-
-
-def _overlong(
-    plan: RunPlan, of: str, rows: int, cut: int, split: int, dropped: int
-) -> list[Finding]:
-    count, verb = max((cut, "cut"), (split, "split"), (dropped, "dropped"))
-    if not count:
-        return []
-    share = count / max(1, rows)
-    ends = {
-        "cut": "the end of their answers is never trained on",
-        "dropped": "they are not trained on",
-    }
-    return [
-        finding_from(
-            "rows-cut",
-            f"{count:,} of {of} rows",
-            severity="warning" if verb != "split" and share > NOTICEABLE else "note",
-            title=f"rows longer than {plan.data.max_seq_length} tokens are {verb}",
-            consequence=ends.get(verb, ""),
-        )
-    ]
-
-
-def _untrained_rows(remarks: Iterable[Remark]) -> list[Finding]:
-    return [_from_message("rows-not-learnt", remark.text) for remark in remarks]
-
-
-def _shared(rows: SharedRows) -> Finding:
-    title = f"{rows.split} rows are in the training rows as well"
-    return finding_from("rows-shared", rows.evidence, title=title, consequence=rows.consequence)
 
 
 def _size(plan: RunPlan, files: Sequence[Path]) -> Finding:

@@ -29,30 +29,22 @@ def check_gpus(machine: Machine, cards: tuple[CardMemory, ...]) -> list[Finding]
     found = [finding_from("gpu", text, title=f"there is a GPU: {gpu.name.value}")]
     if count > 1:
         found.append(finding_from("several-gpus", f"{count} cards are here"))
-    for card in cards:
-        if card.index == gpu.index.value and (use := check_use(card, gpu)) is not None:
-            found.append(use)
-    return [*found, finding_from("gpu-note", machine.gpu_note)] if machine.gpu_note else found
-
-
-def check_use(card: CardMemory, gpu: Gpu) -> Finding | None:
-    """Whether other processes use the card's memory, or keep it busy."""
-    others = [each for each in card.holders or () if not each.own]
     busy = gpu.utilisation_percent.value or 0
-    if others:
-        named = ", ".join(
-            f"{each.name or 'a process'} (pid {each.pid}"
-            + (f", {each.bytes / GIB:.1f} GiB)" if each.bytes is not None else ")")
-            for each in others[:5]
-        )
-        return finding_from("other-process", f"{named}; the card is {busy} % busy")
-    elsewhere = card.elsewhere_bytes or 0
-    if card.holders is None and card.total_bytes and card.free_bytes is not None:
-        elsewhere = card.total_bytes - card.free_bytes
-    if elsewhere <= UNEXPLAINED_BYTES and busy <= BUSY_PERCENT:
-        return None
-    text = f"{elsewhere / GIB:.1f} GiB are taken, {busy} % busy, no process is listed"
-    return finding_from("unseen-process", f"{text}: another container or user")
+    for card in (each for each in cards if each.index == gpu.index.value):
+        elsewhere = card.elsewhere_bytes or 0
+        if card.holders is None and card.total_bytes and card.free_bytes is not None:
+            elsewhere = card.total_bytes - card.free_bytes
+        if others := [each for each in card.holders or () if not each.own]:
+            named = ", ".join(
+                f"{each.name or 'a process'} (pid {each.pid}"
+                + (f", {each.bytes / GIB:.1f} GiB)" if each.bytes is not None else ")")
+                for each in others[:5]
+            )
+            found.append(finding_from("other-process", f"{named}; the card is {busy} % busy"))
+        elif elsewhere > UNEXPLAINED_BYTES or busy > BUSY_PERCENT:
+            text = f"{elsewhere / GIB:.1f} GiB are taken, {busy} % busy, no process is listed"
+            found.append(finding_from("unseen-process", f"{text}: another container or user"))
+    return [*found, finding_from("gpu-note", machine.gpu_note)] if machine.gpu_note else found
 
 
 # --- torch and the driver ------------------------------------------------------------------------
@@ -72,11 +64,8 @@ def check_torch(
     reason = torch_mismatch(facts, gpu)
     if reason:
         return [finding_from("torch-unfit", reason)]
-    built, driver = facts["cuda"], gpu.cuda_driver_version.value
-    if driver is not None and _version(built) > _version(driver):
-        text = f"torch for CUDA {built}, driver for {driver}: of one major version, so it runs"
-        return [finding_from("driver-older", f"{text}; compilers inside torch may not")]
-    text = f"torch {facts['version']} for CUDA {built}, driver for {driver}"
+    driver = gpu.cuda_driver_version.value
+    text = f"torch {facts['version']} for CUDA {facts['cuda']}, driver for {driver}"
     return [finding_from("torch", text)]
 
 
@@ -100,7 +89,7 @@ def torch_mismatch(facts: dict[str, Any], gpu: Gpu) -> str:
     name = f"torch {facts['version']}"
     if built is None:
         return f"{name} was built without CUDA"
-    if driver is not None and _version(built)[0] > _version(driver)[0]:
+    if driver is not None and int(built.partition(".")[0]) > int(driver.partition(".")[0]):
         return f"{name} needs CUDA {built}, the driver runs up to {driver}"
     if not facts.get("available"):
         return f"{name} (CUDA {built}) finds no usable card"
@@ -110,10 +99,6 @@ def torch_mismatch(facts: dict[str, Any], gpu: Gpu) -> str:
         kernels = ", ".join(architectures)
         return f"{name} has kernels for {kernels}, the card is {capability[0]}.{capability[1]}"
     return ""
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
 def built_for(capability: tuple[int, ...], architectures: list[str]) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from expert.core.text import counted
 from expert.parallel.launch import WorldError, world_from_environment
 from expert.planning.machine.host import THREAD_VARIABLES
 from expert.planning.machine.machine import Machine
-from expert.planning.machine.nvml import Gpu
 
 MOST_RANKS = 1024
 """On one machine; more is a typo."""
@@ -43,56 +42,40 @@ class Cards:
 def choose_cards(requested: str, machine: Machine, *, device: str, env: Mapping[str, str]) -> Cards:
     """The GPUs meant by `all`, a number of GPUs or a list such as `0,2`, counted among the visible
     ones. Raises with all problems."""
-    problems = []
-    if world_from_environment(env).size > 1:
-        problems.append("torchrun has started this process as one of several  (leave --gpus out)")
-    on_cpu = device == "cpu"
-    chosen, ranks, wrong = _parse(requested, () if on_cpu else machine.gpus, on_cpu=on_cpu)
-    problems += wrong
-    if not on_cpu and not machine.gpus and not wrong:
-        why = machine.gpu_note or "no GPU was found"
-        problems.append(f"{why}  (--device cpu starts as many processes on the CPU)")
-    if problems:
-        raise WorldError(f"--gpus {requested}", problems)
-    threads = max(1, (machine.cores_available.value or 1) // ranks)
-    return Cards(visible=tuple(map(_name, chosen)), ranks=ranks, threads=threads)
-
-
-def _parse(
-    requested: str, gpus: Sequence[Gpu], *, on_cpu: bool
-) -> tuple[list[Gpu], int, list[str]]:
-    """GPUs, ranks, and problems with the request."""
-    text = requested.strip().lower()
+    on_cpu, text = device == "cpu", requested.strip().lower()
+    gpus = [] if on_cpu else list(machine.gpus)
+    visible = f"{counted(len(gpus), 'GPU')} visible here, counted from 0"
+    chosen, ranks, problems = gpus, len(gpus) or 1, []
     if text == "all":
-        wrong = ["all: a CPU has no cards to count  (give a number of processes, such as 2)"]
-        return list(gpus), len(gpus) or 1, wrong if on_cpu else []
-    if re.fullmatch(r"\d+", text):
+        if on_cpu:
+            problems.append("all: a CPU has no cards to count  (give a number, such as 2)")
+    elif re.fullmatch(r"\d+", text):
         ranks = int(text)
-        problems = []
+        chosen = gpus[:ranks]
         if not 1 <= ranks <= MOST_RANKS:
             problems.append(f"{ranks} is not a number of GPUs  (card 0 alone is written 0,)")
         elif gpus and ranks > len(gpus):
-            problems.append(f"{counted(len(gpus), 'GPU')} {_is_are(gpus)} visible here")
-        return list(gpus[:ranks]), ranks, problems
-    if re.fullmatch(r"\d+(,\d+)*,?", text):
+            problems.append(f"there are not so many: {visible}")
+    elif re.fullmatch(r"\d+(,\d+)*,?", text):
         numbers = [int(part) for part in text.split(",") if part]
-        problems = (
-            [f"a CPU has no card {numbers[0]}  (give a number of processes)"] if on_cpu else []
-        )
+        ranks, chosen = len(numbers), [gpus[n] for n in numbers if n < len(gpus)]
+        if on_cpu:
+            problems.append(f"a CPU has no card {numbers[0]}  (give a number of processes)")
         for number in dict.fromkeys(numbers):
             if gpus and number >= len(gpus):
-                visible = f"{counted(len(gpus), 'GPU')} {_is_are(gpus)} visible"
-                problems.append(f"there is no card {number}: {visible}, counted from 0")
+                problems.append(f"there is no card {number}: {visible}")
             if numbers.count(number) > 1:
                 problems.append(f"card {number} is named twice")
-        return [gpus[n] for n in numbers if n < len(gpus)], len(numbers), problems
-    return [], 1, ["expected all, a number of GPUs such as 2, or cards such as 0,2"]
-
-
-def _name(gpu: Gpu) -> str:
-    """The UUID: CUDA's and the driver's indices may differ."""
-    return gpu.mig_slice.value or gpu.uuid.value or str(gpu.index.value)
-
-
-def _is_are(gpus: Sequence[Gpu]) -> str:
-    return "is" if len(gpus) == 1 else "are"
+    else:
+        problems.append("expected all, a number of GPUs such as 2, or cards such as 0,2")
+    if not on_cpu and not gpus and not problems:
+        why = machine.gpu_note or "no GPU was found"
+        problems.append(f"{why}  (--device cpu starts as many processes on the CPU)")
+    if world_from_environment(env).size > 1:
+        problems.append("torchrun has started this process as one of several  (leave --gpus out)")
+    if problems:
+        raise WorldError(f"--gpus {requested}", problems)
+    # By UUID: CUDA's and the driver's indices may differ.
+    names = [gpu.mig_slice.value or gpu.uuid.value or str(gpu.index.value) for gpu in chosen]
+    threads = max(1, (machine.cores_available.value or 1) // ranks)
+    return Cards(visible=tuple(names), ranks=ranks, threads=threads)

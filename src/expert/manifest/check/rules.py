@@ -9,7 +9,6 @@ from functools import cached_property
 
 from expert.core.errors import Problem
 from expert.core.text import visible
-from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import (
     ADAPTERS,
@@ -20,7 +19,7 @@ from expert.manifest.schema.kinds import (
     takes,
 )
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
-from expert.manifest.text.item import Item
+from expert.manifest.text.item import Item, Kind, Notice
 
 
 @dataclass

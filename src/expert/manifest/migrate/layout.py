@@ -8,7 +8,6 @@ from typing import get_args
 from expert.manifest.migrate import aliases
 from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, SPECIAL_NAMES
 from expert.manifest.migrate.migration import Entries, Migration, with_value
-from expert.manifest.notices import Notice
 from expert.manifest.peers.arguments import read_arguments
 from expert.manifest.peers.axolotl import read_axolotl
 from expert.manifest.peers.keys import SPECIAL, convert_keys
@@ -18,7 +17,7 @@ from expert.manifest.peers.unused import report_unused
 from expert.manifest.schema.dataset import Decoding
 from expert.manifest.schema.kinds import PREFERENCES, AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
-from expert.manifest.text.item import Item
+from expert.manifest.text.item import Item, Notice
 
 CHARACTER_CONFIG: dict[str, str | int] = {
     "adapter_type": "full",

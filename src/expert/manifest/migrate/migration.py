@@ -11,8 +11,7 @@ from typing import Any
 from expert.core.errors import Problem
 from expert.core.text import counted
 from expert.manifest.migrate.aliases import BASE_MODEL_KEYS, canonical_path
-from expert.manifest.notices import Kind, Notice
-from expert.manifest.text.item import Item, shown
+from expert.manifest.text.item import Item, Kind, Notice, shown
 
 Entries = dict[str, Item]
 NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")

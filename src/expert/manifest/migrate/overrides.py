@@ -12,6 +12,7 @@ from expert.manifest.migrate.aliases import sections_with_key
 from expert.manifest.migrate.layout import migrate
 from expert.manifest.migrate.migration import Migration, with_value
 from expert.manifest.text.item import MAX_DEPTH, Item, join
+from expert.manifest.text.yaml_text import parse_yaml
 
 _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
 # A key of --set, and what it implies for another key of the file.
@@ -33,9 +34,6 @@ class OverrideError(ExpertError):
 
 def parse_override(text: str) -> tuple[list[str | int], Item]:
     """`training.config.epochs=2` -> the steps of the path and the value, read as YAML."""
-    # Imported here: without --set, JSON manifests need no YAML parser.
-    from expert.manifest.text.yaml_text import parse_yaml
-
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path:

@@ -6,60 +6,21 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from expert.manifest.migrate.aliases import TABLES
 from expert.manifest.migrate.migration import Entries, Migration, with_value
 from expert.manifest.schema.kinds import Tracker, is_jinja
 from expert.manifest.text.item import Item
 
-_QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")
-_CADENCE = {"epochs": "epoch", "step": "steps", "none": "no", False: "no"}
-CONFIG_VALUES: Mapping[str, Mapping[Any, Any]] = {
-    "optim": {
-        **dict.fromkeys(("adamw", "adamw_hf", "paged_adamw_32bit", "paged_adamw"), "adamw_torch"),
-        **dict.fromkeys(("adamw_fused", "adamw_apex_fused"), "adamw_torch_fused"),
-        **dict.fromkeys(("adamw_8bit", "adamw_torch_8bit"), "adamw_bnb_8bit"),
-    },
-    "torch_compile_backend": {"eager": "inductor", "aot_eager": "inductor"},
-    "lr_scheduler": {
-        "constant_with_warmup": "constant",
-        **dict.fromkeys(("cosine_with_min_lr", "cosine_schedule_with_warmup"), "cosine"),
-    },
-    "attention": {
-        **dict.fromkeys(("flash_attention_2", "flash_attention_3", "flash_attention"), "flash"),
-        **dict.fromkeys(("flash_attention_4", "fa4"), "flash4"),
-        "flex_attention": "flex",
-    },
-    "adapter_type": {
-        **dict.fromkeys(("full_finetune", "full-ft"), "full"),
-        **dict.fromkeys(("prompt_tuning", "soft_prompt"), "none"),
-    },
-    "target_modules": {"all": "all-linear", "all_linear": "all-linear"},
-    "gradient_checkpointing": {"unsloth": "auto", "offload": "full", "offload_disk": "full"},
-    "save_strategy": _CADENCE,
-    "evaluation_strategy": _CADENCE,
-    "device": {"gpu": "cuda", "cuda:0": "cuda"},
-    "distributed": {
-        "ddp": "replicated",
-        **dict.fromkeys(("fsdp", "fsdp2", "zero3", "full_shard"), "sharded"),
-    },
-    "metric_for_best_model": {
-        "loss": "eval_loss",
-        "perplexity": "eval_perplexity",
-        **dict.fromkeys(("accuracy", "eval_accuracy", "token_accuracy"), "eval_token_accuracy"),
-    },
-    "packing": {"bfd": "best-fit", "best_fit": "best-fit", "wrapped": "concat"},
-    "method": {},
-}
-MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
-    "quantization": {
-        **{"nf4": "int4", "4bit": "int4", "8bit": "int8", "float8": "fp8"},
-        **{"bfloat16": "bf16", "float16": "fp16", "fp32": "none", False: "none"},
-    },
-    "prompt_template": {
-        **dict.fromkeys(_QWEN, "chatml"),
-        **{"llama2": "llama", "llama3": "tokenizer"},
-        **dict.fromkeys(("default", "vicuna", "custom"), "auto"),  # the last two never had a text
-    },
-}
+
+def _spellings(section: str) -> dict[str, dict[Any, str]]:
+    """By key, the value that each other spelling means."""
+    return {
+        key: {word: value for value, words in values.items() for word in words}
+        for key, values in TABLES[section].items()
+    }
+
+
+CONFIG_VALUES, MODEL_VALUES = _spellings("values"), _spellings("model_values")
 # One name, or several: `q_proj, v_proj`. "auto" and "all-linear" are no names.
 _LAYERS = re.compile(r"(?!auto$)\w[\w.]*(\s*,\s*[\w.]+)*,?")
 # Keys of paths, and names of models, which may be paths.
@@ -69,11 +30,6 @@ _PATHS = re.compile(
     r"|base_models\[\d+\]\.name|soft_prompts\[\d+\]\.path"
 )
 _ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:")
-OTHER_TRACKERS = {
-    *("wandb", "mlflow", "comet", "comet_ml", "swanlab", "neptune", "clearml", "azure_ml"),
-    *("codecarbon", "dagshub", "dvclive", "flyte", "trackio", "all"),
-} - set(get_args(Tracker))
-"""Trackers of other trainers that are not supported."""
 
 
 def convert_values(work: Migration) -> None:
@@ -123,6 +79,8 @@ def _convert_config(work: Migration, config: Entries) -> None:
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
         targets.value = [with_value(targets, name) for name in names]
     _convert_trackers(work, config)
+    if config.get("loss_type", Item(None)).value == "nll":  # TRL's name of what sft does
+        del config["loss_type"]
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
     steps, ratio = (config.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
     if isinstance(steps.value, float) and 0 < steps.value < 1 and ratio.value is None:
@@ -149,7 +107,7 @@ def _convert_trackers(work: Migration, config: Entries) -> None:
     if trackers.plain() == ["none"]:
         trackers.value = []
     listed = trackers.entries()
-    others = [str(each.value) for each in listed if str(each.value) in OTHER_TRACKERS]
+    others = [str(each.value) for each in listed if each.value not in get_args(Tracker)]
     if others and trackers.path.endswith("report_to"):
         work.unused(trackers, f"not supported: {', '.join(others)}")
         trackers.value = [each for each in listed if str(each.value) not in others]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from expert.manifest.migrate.aliases import canonical_path
 from expert.manifest.migrate.migration import Entries, Migration, take, with_value
 from expert.manifest.peers.llama_factory import read_named_sets
+from expert.manifest.peers.preferences import METHODS, refuse_method
 from expert.manifest.peers.rows import hub_path, put_rows
 from expert.manifest.text.item import Item
 
@@ -22,8 +23,6 @@ _DEFAULTS = {
     **{"lr_scheduler": "linear", "warmup_steps": 0},
 }
 _TRL_DEFAULTS = {"adapter_type": "full", "learning_rate": 2e-5, "max_seq_length": 1024}
-OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
-"""Values of `stage` and `rl` that are not supervised fine-tuning."""
 
 
 def read_arguments(work: Migration) -> None:
@@ -56,11 +55,8 @@ def _read_stages(work: Migration) -> None:
     for key in ("stage", "rl"):
         item = root.get(key, none)
         word = str(item.value).lower()
-        if word in OTHER_METHODS:
-            del root[key]
-            work.seen.add("another method")
-            what = f"{word} is not supported: only sft (supervised fine-tuning) is"
-            work.problem(item, what, "use rows with answers, and leave the key out")
+        if word in METHODS:
+            refuse_method(work, root.pop(key))
         elif key == "rl" and item.value in (None, False):
             root.pop(key, None)
         elif key == "stage" and word == "sft":  # in a whole manifest, others describe the expert

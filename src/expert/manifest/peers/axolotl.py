@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from expert.manifest.migrate.migration import Entries, Migration, take, with_value
-from expert.manifest.peers.rows import PREFERENCES, hub_path, mapping_of, put_rows
+from expert.manifest.peers.preferences import ROW_KEYS, ROW_TYPES, refuse_rows
+from expert.manifest.peers.rows import hub_path, mapping_of, put_rows
 from expert.manifest.peers.unused import report_unused
 from expert.manifest.schema.message_names import ROLES
 from expert.manifest.text.item import Item, shown
@@ -20,7 +21,6 @@ _COLUMNS = {
 }
 _FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
 _TEXT_TYPES = ("completion", "pretrain", "pretraining")
-_PREFERENCE_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
 _CADENCES = {"evals_per_epoch": "evaluation_strategy", "saves_per_epoch": "save_strategy"}
 # Of an entry of `datasets`: what changes nothing.
 _SILENT = ("shards_idx", "preprocess_shards", "trust_remote_code")
@@ -135,8 +135,8 @@ def _data_set(work: Migration, entry: Item) -> Entries:
     elif word == "input_output":
         fix = 'use messages; a message with "weight": 0 is not trained on'
         work.problem(kind, "input_output: segments with their own labels", fix)
-    elif word.startswith(_PREFERENCE_TYPES) and "another method" not in work.seen:
-        work.problem(kind, f"{word}: {PREFERENCES[0]}", PREFERENCES[1])
+    elif word.startswith(ROW_TYPES):
+        refuse_rows(work, kind)
     for item in under.values():
         if item.value and item.value != "{system}":
             work.unused(item, "prompt_template formats the rows")
@@ -192,7 +192,7 @@ def _check_training(work: Migration, fields: Entries) -> None:
         work.problem(trained, what, fix)
     elif trained.value == []:
         work.report("warning", trained, "answers without a train flag are trained on here")
-    for key in ("field_chosen", "field_rejected"):
+    for key in ROW_KEYS:
         preference = take(fields, key)
-        if preference.value and "another method" not in work.seen:
-            work.problem(preference, *PREFERENCES)
+        if preference.value:
+            refuse_rows(work, preference)

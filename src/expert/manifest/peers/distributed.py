@@ -5,24 +5,19 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import Any
 
-from expert.manifest.migrate.migration import Entries, Migration, convert_values_to, take
+from expert.manifest.migrate.migration import (
+    Entries,
+    Migration,
+    Rule,
+    convert_values_to,
+    take,
+    with_value,
+)
 from expert.manifest.text.item import Item
 
-# FSDP's sharding_strategy, by name and by number.
-_STRATEGIES: dict[Any, str] = {
-    **dict.fromkeys(("full_shard", "1", 1, "hybrid_shard", "4", 4, "true"), "sharded"),
-    **dict.fromkeys(("shard_grad_op", "2", 2, "hybrid_shard_zero2", "5", 5), "auto"),
-    **dict.fromkeys(("no_shard", "3", 3), "replicated"),
-}
 # ZeRO-1 and 2 shard gradients and optimizer state, which are small for adapters.
 _STAGES = {0: "replicated", 1: "auto", 2: "auto", 3: "sharded"}
-_TYPES: dict[Any, str | None] = {
-    **dict.fromkeys(("multi_gpu", "multi_cpu", "ddp"), "replicated"),
-    **dict.fromkeys(("fsdp", "fsdp2"), "sharded"),
-    **dict.fromkeys(("no", False, "deepspeed"), None),  # YAML reads a bare NO as false
-}
 _STAGE_IN_A_NAME = re.compile(r"(?:zero|stage|z|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
 FSDP_DOES_IT = "FSDP2, a part of torch, does the work of DeepSpeed here"
 _DEEPSPEED_VALUES = {
@@ -37,12 +32,10 @@ def _fsdp(work: Migration, zone: Entries, item: Item) -> None:
     if item.value in (False, "", []):
         return
     parts = [str(each.value) for each in item.entries()] or str(item.value).split()
-    words = {word.lower().strip(",") for word in parts}
-    if words - _STRATEGIES.keys() - {"offload", "auto_wrap"} or isinstance(item.value, dict):
-        work.refuse(item, "full_shard, shard_grad_op, hybrid_shard, no_shard, offload, auto_wrap")
-        return
-    for value in {_STRATEGIES[word] for word in words if word in _STRATEGIES} or {"sharded"}:
-        work.convert(zone, "distributed", value, item)
+    words = [word.lower().strip(",") for word in parts]
+    kinds = [word for word in words if word not in ("offload", "auto_wrap", "true")]
+    for kind in kinds or ["full_shard"]:
+        work.place(zone, "fsdp_sharding_strategy", with_value(item, kind), item.path)
     if "offload" in words:
         work.unused(item, "the plan offloads what does not fit")
 
@@ -56,11 +49,8 @@ def _fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
     is_told = {"fsdp", "distributed"} & zone.keys() or "fsdp_sharding_strategy" in entries
     if entries and not is_told:
         work.convert(zone, "distributed", "sharded", item)
-    for name, entry in entries.items():
-        if name not in FSDP_KEYS:
-            zone[name] = entry  # reported as not used
-        elif entry.value is not None:
-            FSDP_KEYS[name](work, zone, entry)
+    for name, entry in entries.items():  # converted next, or reported as not used
+        work.place(zone, name, entry, entry.path)
 
 
 def _deepspeed(work: Migration, zone: Entries, item: Item) -> None:
@@ -100,25 +90,13 @@ def _deepspeed(work: Migration, zone: Entries, item: Item) -> None:
         work.unused(item, f"{', '.join(sorted(names))}")
 
 
-FSDP_KEYS = {
-    "fsdp_sharding_strategy": convert_values_to(
-        "distributed", _STRATEGIES, "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD"
-    ),
-    "fsdp_cpu_offload": convert_values_to(
-        "distributed", {True: "sharded", False: None}, "true or false"
-    ),
-    "fsdp_activation_checkpointing": convert_values_to(
-        "gradient_checkpointing", {True: True, False: None}, "true or false"
-    ),
-}
-DISTRIBUTED_KEYS = {
-    "distributed_type": convert_values_to(
-        "distributed", _TYPES, "NO, MULTI_GPU, FSDP or DEEPSPEED"
-    ),
+DISTRIBUTED_RULES: dict[str, Rule] = {
     "fsdp_config": _fsdp_config,
     "fsdp": _fsdp,
-    **FSDP_KEYS,
-    "deepspeed": _deepspeed,
-    "deepspeed_config": _deepspeed,
+    **dict.fromkeys(("deepspeed", "deepspeed_config"), _deepspeed),
 }
+DISTRIBUTED_KEYS = (
+    *("distributed_type", "fsdp_config", "fsdp", "fsdp_sharding_strategy", "fsdp_cpu_offload"),
+    *("fsdp_activation_checkpointing", "deepspeed", "deepspeed_config"),
+)
 """In the order of conversion: each may look for more specific keys after it."""

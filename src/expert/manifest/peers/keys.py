@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from typing import Any, get_args
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
 
+from expert.core.files import read_text
 from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
     AMP_NAMES,
@@ -21,7 +24,7 @@ from expert.manifest.migrate.migration import (
     convert_values_to,
     with_value,
 )
-from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
+from expert.manifest.peers.distributed import DISTRIBUTED_KEYS, DISTRIBUTED_RULES
 from expert.manifest.schema.kinds import Tracker, is_jinja
 from expert.manifest.text.item import Item, shown
 
@@ -41,10 +44,10 @@ _FLOATS = {
 
 def convert_keys(work: Migration, zone: Entries) -> None:
     """Convert all CONVERTED keys of a section, with a notice or problem for each."""
-    for key in [key for key in dict.fromkeys([*DISTRIBUTED_KEYS, *zone]) if key in zone]:
+    for key in dict.fromkeys([*DISTRIBUTED_KEYS, *zone]):
         if key not in CONVERTED or key not in zone:
             continue
-        if key in _MAY_BE_METADATA and (zone is not work.root or work.is_expert_manifest):
+        if key in METADATA_WORDS and (zone is not work.root or work.is_expert_manifest):
             continue
         item = zone.pop(key)
         if item.value is not None:
@@ -273,46 +276,20 @@ SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
     "use_dora": _use_dora,
 }
 
-_ATTENTION: dict[Any, str | None] = {
-    **dict.fromkeys((True, "fa2", "fa3", "flash", "flash_attention_2"), "flash"),
-    **dict.fromkeys(("fa4", "flash_attention_4"), "flash4"),
-    **dict.fromkeys(("disabled", "eager"), "eager"),
-    **dict.fromkeys(("flex", "flex_attention"), "flex"),
-    **{"sdpa": "sdpa", "auto": "auto", False: None},
-}
-_KERNELS = "auto, flash, sdpa, flex or eager"
-# The key here, its values by those there, and what is expected; "": other values are dropped.
-_VALUES: dict[str, tuple[str, dict[Any, Any], str]] = {
-    "quantization_bit": ("quantization", {4: "int4", 8: "int8"}, "4 or 8"),
-    "float16": ("fp16", {True: True}, ""),
-    **dict.fromkeys(("bfloat16", "pure_bf16"), ("bf16", {True: True}, "")),
-    "float32": ("dtype", {True: "float32"}, ""),
-    **dict.fromkeys(("attn", "flash_attn"), ("attention", _ATTENTION, _KERNELS)),
-    "sdp_attention": ("attention", {True: "sdpa"}, ""),
-    "eager_attention": ("attention", {True: "eager"}, ""),
-    "flex_attention": ("attention", {True: "flex"}, ""),
-    "flash_attention_3": ("attention", {True: "flash"}, ""),
-    "disable_gradient_checkpointing": ("gradient_checkpointing", {True: False}, ""),
-    "use_gradient_checkpointing": (
-        "gradient_checkpointing",
-        {"unsloth": "auto", "true": True, True: True, False: False},
-        'true, false or "unsloth"',
-    ),
-    "full_finetuning": ("adapter_type", {True: "full"}, ""),
-    "use_peft": ("adapter_type", {True: "lora", False: "full"}, ""),
-    "excess_length_strategy": ("overlong", {"drop": "drop", "truncate": "cut"}, "drop or truncate"),
-    **dict.fromkeys(
-        (
-            *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
-            *("train_on_completions_only", "mask_prompt"),
-        ),
-        ("train_on_prompt", {True: False, False: True}, "true or false"),
-    ),
-    "dataset_streaming": ("streaming", {True: True, False: False}, "true or false"),
-    **dict.fromkeys(("use_cpu", "no_cuda"), ("device", {True: "cpu"}, "")),
-}
+
+def _by_values() -> Iterator[tuple[str, Rule]]:
+    """The rules of values.toml."""
+    words = {"true": True, "false": False, "dropped": None}
+    tables = tomllib.loads(read_text(Path(__file__).with_name("values.toml")))
+    for names, table in tables.items():
+        key, expected = table.pop("sets"), table.pop("expected", "")
+        values = {word: words.get(ours, ours) for ours, theirs in table.items() for word in theirs}
+        for name in names.split():
+            yield name, convert_values_to(key, values, expected)
+
+
 CONVERTED: dict[str, Rule] = {
-    **{key: convert_values_to(*rule) for key, rule in _VALUES.items()},
+    **dict(_by_values()),
     **dict.fromkeys(("template", "chat_template", "chat_template_jinja"), _template),
     "bnb_4bit_compute_dtype": _compute_dtype,
     "peft_use_dora": lambda work, zone, item: work.place(zone, "use_dora", item, item.path),
@@ -336,7 +313,14 @@ CONVERTED: dict[str, Rule] = {
         ("run_name", "wandb_name", "wandb_run_name", "mlflow_run_name", "trackio_run_name"),
         _text("tracker_run_name"),
     ),
-    **DISTRIBUTED_KEYS,
+    **DISTRIBUTED_RULES,
 }
-# At the top level of an Expert manifest, these may be metadata.
-_MAY_BE_METADATA = (*("tokens", "rope_scaling", "template", "chat_template", "attn", "min_lr"),)
+METADATA_WORDS = frozenset(
+    (
+        *("bias", "debug", "devices", "model_type", "neftune", "padding", "profiler", "plugins"),
+        *("qat", "relora", "resume", "run", "shuffle", "strict", "task_type", "tokenizer", "loss"),
+        *("tokens", "tool_format", "quantize", "iters", "rope_scaling", "template", "attn"),
+        *("chat_template", "min_lr"),
+    )
+)
+"""At the top level of an Expert manifest, these may be metadata."""

@@ -8,13 +8,13 @@ from typing import Any
 
 from expert.core.files import read_json
 from expert.manifest.migrate.migration import Entries, Migration, as_item, take, with_value
-from expert.manifest.peers.rows import PREFERENCES, hub_path, mapping_of, put_rows
+from expert.manifest.peers.preferences import ROW_KEYS, refuse_rows
+from expert.manifest.peers.rows import hub_path, mapping_of, put_rows
 from expert.manifest.text.item import Item
 
 _INFO = "dataset_info.json"
 _COLUMNS = {name: name for name in ("response", "messages", "system", "tools")}
 _COLUMNS |= {"prompt": "instruction", "query": "input"}
-_PREFERENCE_KEYS = ("ranking", "chosen", "rejected", "kto_tag")
 # Other mirrors, and what is found in the rows themselves.
 _SILENT = ("ms_hub_url", "om_hub_url", "tags", "formatting", "history")
 
@@ -85,7 +85,8 @@ def _data_set(work: Migration, name: str, about: Any, folder: Path, item: Item) 
     is_text = {*parts} == {"instruction"}  # for stage: pt
     found |= {"text_field": parts["instruction"]} if is_text else mapping_of(work, parts)
     for key, entry in listed.items():
-        if key not in _SILENT and entry.value:
-            unread = ("not read", "only text from one file or hub data set is trained on")
-            work.problem(entry, *(PREFERENCES if key in _PREFERENCE_KEYS else unread))
+        if key in ROW_KEYS and entry.value:
+            refuse_rows(work, entry)
+        elif key not in _SILENT and entry.value:
+            work.problem(entry, "not read", "only text from one file or hub data set is trained on")
     return found

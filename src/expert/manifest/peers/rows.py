@@ -8,10 +8,6 @@ from collections.abc import Mapping, Sequence
 from expert.manifest.migrate.migration import Entries, Migration, with_value
 from expert.manifest.text.item import Item
 
-PREFERENCES = (
-    "preference rows; only sft (supervised fine-tuning) is supported",
-    "docs/DATA.md shows how to train on the preferred answers",
-)
 _FILE = re.compile(r"\.(?:jsonl?|ndjson|csv|tsv|parquet|arrow|txt|md)(?:\.gz|\.zst)?$")
 # Columns that are found without a mapping.
 _USUAL_COLUMNS = {

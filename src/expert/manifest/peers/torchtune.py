@@ -21,16 +21,7 @@ _COLUMNS = {
     **dict.fromkeys(("messages", "conversations", "conversation_column"), "messages"),
     "column": "text",
 }
-_NAMES = {
-    "enable_activation_checkpointing": "gradient_checkpointing",
-    "log_every_n_steps": "logging_steps",
-    "clip_grad_norm": "max_grad_norm",
-    "run_val_every_n_steps": "eval_steps",
-    "save_every_n_steps": "save_steps",
-    "batch_size_val": "eval_batch_size",
-}
 _MASKS = {"train_on_all": True, "train_on_assistant": False}
-_ARGUMENTS = {"packed": "packing", "train_on_input": "train_on_prompt"}
 
 
 def read_torchtune(work: Migration) -> None:
@@ -54,11 +45,9 @@ def read_torchtune(work: Migration) -> None:
             _read_rows(work, fields, name)
         else:
             _put_source(work, "validation_path", fields, name)
-    packs = root.get("packing", none).value is True
+    packs = root.get("packed", none).value is True
     if packs and length.whole and root.get("batch_size", none).whole:
         work.put_batch_tokens(root.pop("batch_size"), length.whole)
-    for key in [key for key in _NAMES if key in root]:
-        work.place(root, _NAMES[key], root.pop(key), f"training.config.{_NAMES[key]}")
     work.trainer = "torchtune"
     work.defaults = {"validation_split": 0, "max_grad_norm": 0}
     if root.get("lr_scheduler", none).value is None:
@@ -100,9 +89,9 @@ def _read_rows(work: Migration, fields: Entries, name: Item) -> None:
         work.root.setdefault("train_on_prompt", with_value(name, True))
         work.read_as(name, "training.config.train_on_prompt: true (torchtune's default for Alpaca)")
     _put_source(work, "path", fields, name)
-    for key in [key for key in _ARGUMENTS if key in fields]:
-        home = _ARGUMENTS[key]
-        work.place(work.root, home, fields.pop(key), f"training.config.{home}")
+    for key in ("packed", "train_on_input"):
+        if key in fields:
+            work.root[key] = fields.pop(key)
     mask = take(fields, "masking_strategy")
     if mask.value is not None:
         convert_values_to("train_on_prompt", _MASKS, " or ".join(_MASKS))(work, work.root, mask)

@@ -14,6 +14,8 @@ from expert.core.files import NotRegular, read_bytes
 from expert.core.text import shell_quoted
 from expert.manifest.schema.file_formats import ALL_ENDINGS
 from expert.manifest.text.item import Item, shown
+from expert.manifest.text.json_text import parse_json
+from expert.manifest.text.yaml_text import parse_yaml
 
 # The largest real manifest seen has 13 kB; a megabyte is a mistake or an attack.
 MAX_BYTES = 1_000_000
@@ -85,15 +87,7 @@ def _data_file(source: str) -> ManifestError:
 def parse_document(
     text: str, kind: Format, *, source: str = "manifest", folder: Path = Path()
 ) -> Document:
-    # Imported here: PyYAML costs 30 ms, and JSON needs no YAML.
-    if kind == "json":
-        from expert.manifest.text.json_text import parse_json
-
-        root, problems = parse_json(text, source)
-    else:
-        from expert.manifest.text.yaml_text import parse_yaml
-
-        root, problems = parse_yaml(text, source)
+    root, problems = (parse_json if kind == "json" else parse_yaml)(text, source)
     if not isinstance(root.value, dict):
         what = "the file is empty"
         if root.value is not None:

@@ -1,13 +1,11 @@
-"""One value of a manifest file with its path and line."""
+"""One value of a manifest file with its path and line, and notices about values."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-from expert.core.errors import ManifestError, Problem
+from typing import Any, Literal
 
 MAX_DEPTH = 60
 # The largest real manifest seen has 300 values; 5,000 are read, or refused, in 0.5 s.
@@ -76,17 +74,24 @@ class Item:
             yield from item.by_path(join(path, number))
 
 
-def refuse_size(source: str, line: int, *, depth: int, items: int) -> None:
-    """Refuse what is nested too deep or has too many values, while it is parsed."""
-    too_deep = f"nested more than {MAX_DEPTH} deep" if depth > MAX_DEPTH else ""
-    too_many = f"more than {MAX_ITEMS:,} values" if items > MAX_ITEMS else ""
-    if what := too_many or too_deep:
-        raise ManifestError(source, [Problem("", what, "this is not a manifest", line)])
+Kind = Literal["read as", "not used here", "note", "warning"]
 
 
-def is_comment(key: str) -> bool:
-    """Keys that start with an underscore are comments, at any depth; not torchtune's classes."""
-    return key.startswith("_") and key != "_component_"
+@dataclass(frozen=True)
+class Notice:
+    kind: Kind
+    path: str
+    text: str
+    """Of a key that is not used: the reason; it may be empty."""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        joint = " " if self.kind == "read as" else ": "
+        return f"{self.where}: {self.kind}{joint if self.text else ''}{self.text}"
+
+    @property
+    def where(self) -> str:
+        return f"line {self.line}: {self.path}" if self.line else self.path
 
 
 def shown(value: Any) -> str:
@@ -105,14 +110,3 @@ def join(path: str, step: str | int) -> str:
     if isinstance(step, int):
         return f"{path}[{step}]"
     return f"{path}.{step}" if path else step
-
-
-def add_entry(entries: dict[str, Item], key: str, item: Item, problems: list[Problem]) -> None:
-    """Put `item` under `key`; comments are dropped, a duplicate key is a problem."""
-    if is_comment(key):
-        return
-    if key in entries:
-        what = f"key appears twice (first on line {entries[key].line})"
-        problems.append(Problem(item.path, what, "remove one", item.line))
-        return
-    entries[key] = item

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import yaml
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.text.item import Item, Scalar, add_entry, join, refuse_size
+from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, Scalar, join
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
@@ -67,7 +67,15 @@ def _refuse_hostile(text: str, source: str) -> None:
         if getattr(event, "tag", None) is not None:
             what = f"the YAML tag {event.tag.replace(_CORE_TAG, '!!')[:60]} is refused"
             raise ManifestError(source, [Problem("", what, "write a plain value", line)])
-        refuse_size(source, line, depth=depth - 1, items=nodes // 2)  # keys are nodes too
+        _refuse_size(source, line, depth=depth - 1, items=nodes // 2)  # keys are nodes too
+
+
+def _refuse_size(source: str, line: int, *, depth: int, items: int) -> None:
+    """Refuse what is nested too deep or has too many values, while it is parsed."""
+    too_deep = f"nested more than {MAX_DEPTH} deep" if depth > MAX_DEPTH else ""
+    too_many = f"more than {MAX_ITEMS:,} values" if items > MAX_ITEMS else ""
+    if what := too_many or too_deep:
+        raise ManifestError(source, [Problem("", what, "this is not a manifest", line)])
 
 
 def read_scalar(text: str) -> Scalar:
@@ -120,7 +128,7 @@ class _Builder:
 
     def item(self, node: yaml.Node, path: str, depth: int) -> Item:
         self.items += 1  # again here: an alias is one event, but many values
-        refuse_size(self.source, node.start_mark.line + 1, depth=depth, items=self.items)
+        _refuse_size(self.source, node.start_mark.line + 1, depth=depth, items=self.items)
         item = Item(None, path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             item.value = self.mapping(node, path, depth)
@@ -154,7 +162,11 @@ class _Builder:
                 continue
             item = self.item(value_node, join(path, key), depth + 1)
             item.line = key_node.start_mark.line + 1
-            add_entry(entries, key, item, self.problems)
+            if key in entries:
+                what = f"key appears twice (first on line {entries[key].line})"
+                self.problems.append(Problem(item.path, what, "remove one", item.line))
+            elif not key.startswith("_") or key == "_component_":  # a comment; torchtune's classes
+                entries[key] = item
         for source in merged:  # highest precedence first
             for key, item in source.fields().items():
                 entries.setdefault(key, item)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_json, read_text, sha256_of
-from expert.manifest.check.spelling import closest
+from expert.manifest.check.problems import closest
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
 from expert.planning.models.model_files import MAX_CONFIG_BYTES, check_model_files

@@ -56,19 +56,15 @@ class Instruments:
         )
 
     def _device_fields(self, *, workers: int) -> MoreFields:
-        """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets;
-        names of other processes go into an event of their own. Compiling steps are excluded, as
-        they are from the rates: the card is idle then."""
+        """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets.
+        Compiling steps are excluded, as they are from the rates: the card is idle then."""
         gpu, meter, sampled_at = self.gpu, self.meter, time.monotonic()
-        sampler, neighbours = cpu.CpuSampler(), cpu.OtherProcesses()
+        sampler = cpu.CpuSampler()
 
         def fields(step: int) -> dict[str, Any]:
             nonlocal sampled_at
-            facts: dict[str, Any] = {}
-            if not workers:  # separate processes, which would be mistaken for other programs
-                facts = sampler.step_fields()
-                if named := neighbours.named(facts.get("cpu_others")):
-                    self.emit("neighbours", step=step, processes=named)
+            # Workers are processes of their own, which would be mistaken for other programs.
+            facts = {} if workers else sampler.step_fields()
             if gpu is None:
                 return {**facts, "cpu_peak_memory_bytes": cpu.peak_memory_bytes()}
             since, sampled_at = sampled_at, time.monotonic()

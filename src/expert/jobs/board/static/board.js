@@ -83,40 +83,25 @@ function showWaiting() {
 function follow() {
   const place = byId("parts");
   if (!place || !place.dataset.live) return;
-  let source = null;
-  const open = () => {
-    if (source?.readyState < EventSource.CLOSED) return; // another check opened it
-    source = new EventSource(`${place.dataset.live}?seen=${place.dataset.seen}`);
-    source.onopen = () => connection("live");
-    source.onmessage = (message) => {
-      const update = JSON.parse(message.data);
-      place.dataset.seen = update.seen;
-      show(update.parts);
-    };
-    source.onerror = () => {
-      connection("lost");
-      source.close();
-      setTimeout(check, 2000);
-    };
-  };
-  // A browser does not report why a stream ended: ask, to find out if the token is invalid.
-  const check = async () => {
-    try {
-      const answer = await fetch(place.dataset.live, { method: "HEAD" });
-      if (answer.status === 401) return connection("token");
-    } catch {
-      return setTimeout(check, 2000);
-    }
-    if (!document.hidden) open();
-    else setTimeout(check, 2000);
-  };
-  document.addEventListener("visibilitychange", () => {
+  const ask = async () => {
     if (document.hidden) {
-      source.close();
       connection("paused");
-    } else if (source.readyState === EventSource.CLOSED) check();
-  });
-  open();
+      return setTimeout(ask, 1000);
+    }
+    let update = null;
+    try {
+      const answer = await fetch(`${place.dataset.live}?seen=${place.dataset.seen}`);
+      if (answer.status === 401) return connection("token");
+      if (answer.ok) update = await answer.json();
+    } catch { /* the board does not answer */ }
+    if (update) {
+      place.dataset.seen = update.seen;
+      if (Object.keys(update.parts).length) show(update.parts);
+    }
+    connection(update ? "live" : "lost");
+    setTimeout(ask, update ? 1000 : 2000);
+  };
+  ask();
 }
 
 function connection(state) {

@@ -1,4 +1,5 @@
-"""The result of a benchmark: its file, the status of each setting, and when not to trust it."""
+"""The result of a benchmark: its file, the status of each setting, when not to trust it, and all of
+it in words."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from expert.core.errors import ExpertError
 from expert.core.stored_json import read_stored_json
+from expert.core.text import counted, duration
 
 FORMAT = 5
 """File version; newer files are refused."""
@@ -36,6 +38,11 @@ MARKS: dict[Status, tuple[str, str]] = {
 """A sign and a word for each status."""
 KEPT_STATUSES = ("kept", "no difference")
 """Statuses that later settings build on."""
+COLUMNS: tuple[str, ...] = (
+    *("setting", "tokens/s", "±", "gain", "in all", "rows/s"),
+    *("GPU", "memory", "MFU", "epoch", "loss", "off by", ""),
+)
+UNKNOWN = "–"
 
 
 class LadderError(ExpertError):
@@ -52,29 +59,19 @@ class Measured(LadderModel):
     """Measurements of a setting; None where something could not be measured."""
 
     tokens_per_second: float
-    """Real tokens without padding; the median over the windows."""
-    windows: list[float]
-    """Tokens per second in each window of steps."""
+    """Real tokens without padding; the median over windows of steps."""
     spread: float
     """Interquartile range of the windows, in tokens per second."""
     samples_per_second: float
-    seconds_per_update: float
     seconds_per_epoch: float
     gpu_utilization: float | None
     peak_memory_bytes: int | None
     mfu: float | None
-    padding: float | None
-    data_wait: float | None
-    examples_per_update: float
-    updates_measured: int
     updates_learnt: int
     """Steps that the loss is taken over, the same for all settings."""
-    compile_seconds: float | None
     loss: float | None
     """Training loss of the first `updates_learnt` steps."""
     micro_batch: int
-    accumulation: int
-    fallbacks: list[str]
 
     @property
     def relative_spread(self) -> float:
@@ -82,30 +79,26 @@ class Measured(LadderModel):
 
 
 class SettingResult(LadderModel):
-    """One setting: what it changes, its result, and what it was compared with."""
+    """One setting: what it changes, its result, and what it gained."""
 
     name: str
     adds: str
     status: Status
     because: str
     """Why it was left out, or the measured ratio where there was no difference; empty if kept."""
-    changes: dict[str, tuple[Any, Any]]
-    """Differences from the setting below, by plan path: before and after."""
-    settings: dict[str, Any]
-    seconds: float
-    """Wall time of the whole setting, including start and evaluation."""
+    changes: dict[str, tuple[Any, Any]] = {}
+    """Differences from the last kept setting, by plan path: before and after."""
+    seconds: float = 0.0
+    """Wall time of the whole setting, including start."""
     measured: Measured | None = None
-    below: str | None = None
-    """The setting it was compared with."""
     gain: float | None = None
-    """Speedup over the setting below."""
+    """Speedup over the last kept setting."""
     cumulative: float | None = None
     """Speedup over the baseline."""
     loss_difference: float | None = None
-    """Relative to the loss of the setting below."""
+    """Relative to the loss of the last kept setting."""
     tolerance: float | None = None
     """None if the losses cannot be compared."""
-    tolerance_because: str = ""
 
     @property
     def outcome(self) -> str:
@@ -125,9 +118,7 @@ class Ladder(LadderModel):
     card: str
     device: str
     model: str
-    parameters: int | None
     adapter: str
-    quantization: str
     dataset: str
     training_rows: int
     max_seq_length: int
@@ -184,9 +175,7 @@ def read_ladder(path: Path) -> Ladder:
 # --- judging -------------------------------------------------------------------------------------
 
 
-def verdict(
-    below: Measured, here: Measured, against: str, *, tolerance: float | None
-) -> tuple[Status, str]:
+def verdict(below: Measured, here: Measured, *, tolerance: float | None) -> tuple[Status, str]:
     """The status of a setting: judged by its loss first, then by its speed.
 
     Slower beyond the spread of the windows is left out. Without a measured difference it stays:
@@ -200,10 +189,10 @@ def verdict(
         return "disagrees", f"the loss differs by {apart:+.2%}, allowed is {tolerance:.1%}"
     gain = here.tokens_per_second / below.tokens_per_second
     noise = max(EQUAL_WITHIN, math.hypot(here.relative_spread, below.relative_spread))
-    words = f"{gain:.2f}x ± {noise:.2f}"
-    if gain + noise < 1:
-        return "slower", f"{words} as fast as '{against}', the last kept setting"
-    return ("kept", "") if gain - noise > 1 else ("no difference", f"{words} of '{against}'")
+    if gain - noise > 1:
+        return "kept", ""
+    words = f"{gain:.2f}x ± {noise:.2f} as fast as the last kept setting"
+    return ("slower" if gain + noise < 1 else "no difference"), words
 
 
 def loss_difference(loss: float | None, reference: float | None) -> float | None:
@@ -223,6 +212,95 @@ def doubts_of(ladder: Ladder) -> list[str]:
         if width > MAX_SPREAD:
             found.append(f"windows of '{best.name}' are {width:.0%} apart")
         noise = max(EQUAL_WITHIN, width)
-        if best.below is not None and best.cumulative and abs(best.cumulative - 1) <= noise:
+        if best.gain is not None and best.cumulative and abs(best.cumulative - 1) <= noise:
             found.append(f"no difference from the baseline was measured: {best.cumulative:.2f}x")
     return found
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def table_rows(ladder: Ladder) -> list[tuple[str, ...]]:
+    """One row of text per setting, in the order of COLUMNS."""
+
+    def written(form: str, value: float | None) -> str:
+        return form.format(value) if value is not None else UNKNOWN
+
+    rows: list[tuple[str, ...]] = []
+    for setting in ladder.rungs:
+        name, seen = f"{MARKS[setting.status][0]} {setting.name}", setting.measured
+        if seen is None:
+            rows.append((name, *(UNKNOWN,) * (len(COLUMNS) - 2), setting.outcome))
+            continue
+        off = written("{:+.2%}", setting.loss_difference)
+        if setting.loss_difference is not None:
+            off += "*" if setting.tolerance is None else f" (±{setting.tolerance:.1%})"
+        memory = seen.peak_memory_bytes
+        rows.append((
+            name,
+            f"{seen.tokens_per_second:,.0f}",
+            f"{seen.relative_spread:.1%}",
+            written("{:.2f}x", setting.gain),
+            written("{:.2f}x", setting.cumulative),
+            f"{seen.samples_per_second:,.1f}",
+            written("{:.0f} %", seen.gpu_utilization),
+            written("{:.2f} GiB", memory / 2**30 if memory else None),
+            written("{:.1%}", seen.mfu),
+            duration(seen.seconds_per_epoch),
+            written("{:.4f}", seen.loss),
+            off,
+            setting.outcome,
+        ))  # fmt: skip
+    return rows
+
+
+def headline(ladder: Ladder) -> str:
+    """The result in one sentence."""
+    won = ladder.winner
+    if won is None or won.measured is None:
+        return f"{ladder.name} on {ladder.card}: nothing could be measured"
+    words = f"{ladder.name} on {ladder.card}: {won.measured.tokens_per_second:,.0f} tokens/s"
+    if won.cumulative is not None:
+        words += f", {won.cumulative:.1f} times the baseline"
+    same = sum(setting.tolerance is not None for setting in ladder.kept)
+    if same:
+        words += f"; the loss agrees on {counted(same, 'kept setting')} that can be compared"
+    return f"{words}; noisy, do not trust" if ladder.doubts else words
+
+
+def as_markdown(ladder: Ladder) -> str:
+    """The benchmark as a document: sentence, table, and how it was measured."""
+
+    def cell(text: str) -> str:
+        """Text that stays inside its table cell, whatever a name contains."""
+        return " ".join(text.replace("|", "\\|").split()).replace("<", "&lt;")
+
+    rows = [COLUMNS, ("---", *("---:",) * (len(COLUMNS) - 2), "---"), *table_rows(ladder)]
+    table = [f"| {' | '.join(map(cell, row))} |" for row in rows]
+    facts = [f"- {line}" for line in how_measured(ladder)]
+    title = f"# {cell(ladder.name)}: {cell(ladder.model)} on {cell(ladder.card)}"
+    return "\n".join([title, "", f"{cell(headline(ladder))}.", "", *table, "", *facts, ""])
+
+
+def how_measured(ladder: Ladder) -> list[str]:
+    """What a reader needs to trust the table, or to reproduce it."""
+    versions = ladder.environment.get("versions") or {}
+    named = [f"{name} {versions[name]}" for name in ("torch", "transformers") if versions.get(name)]
+    steps = next((setting.measured.updates_learnt for setting in ladder.rungs
+                  if setting.measured), 0)  # fmt: skip
+    drift = "the baseline was not measured again at the end"
+    if ladder.drift is not None:
+        drift = f"measured again at the end, the baseline's rate had changed by {ladder.drift:+.1%}"
+    return [
+        *(f"noisy, do not trust: {doubt}" for doubt in ladder.doubts),
+        f"{ladder.date}, `{ladder.command}`, expert {ladder.version}, {', '.join(named)}",
+        f"{ladder.dataset}: {ladder.training_rows:,} rows, {ladder.examples_per_update} a step in "
+        f"every setting, at most {ladder.max_seq_length} tokens each; {ladder.adapter}",
+        "tokens/s: real tokens (no padding), median over windows of steps after warm-up, one short "
+        "run for each setting; ± is the distance of the quartiles",
+        f"gain: over the last kept setting; in all: over the baseline; {drift}",
+        f"loss: of the first {steps} steps from the same start; off by: from the last kept "
+        "setting, in brackets the tolerance; * where other rows share a step or dropout draws "
+        "other numbers, so that the weights differ and the loss is only shown",
+        *ladder.notes,
+    ]

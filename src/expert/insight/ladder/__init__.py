@@ -1,1 +1,0 @@
-"""The before/after table of a benchmark."""
