@@ -17,7 +17,7 @@ from surroundings import environment
 from torch.profiler import ProfilerActivity, profile
 from training_speed import LORA, Case, run_case
 
-from expert.parallel.single_device import SingleDevice
+from expert.parallel.engine import Engine
 
 FIRST, STEPS = 7, 3
 KINDS = {
@@ -32,12 +32,12 @@ class Profiled:
     """Profiles some steps of an engine from outside."""
 
     def __init__(self) -> None:
-        self._step, self._count = SingleDevice.step, 0
+        self._step, self._count = Engine.step, 0
         self._profile: Any = None
         self.kernels: list[tuple[float, int, str]] = []
         """Milliseconds and launches a step, and the name."""
 
-    def step(self, engine: SingleDevice, **given: Any) -> Any:
+    def step(self, engine: Engine, **given: Any) -> Any:
         done = self._step(engine, **given)
         self._count += 1
         if self._count == FIRST:
@@ -78,7 +78,7 @@ def main() -> None:
     settings = {**LORA, "bf16": True}
     settings |= {key: json.loads(value) for key, value in (s.split("=", 1) for s in args.settings)}
     profiled = Profiled()
-    engine: Any = SingleDevice
+    engine: Any = Engine
     engine.step = lambda self, **given: profiled.step(self, **given)
     base = settings.pop("base", "none")
     result = run_case(Case("kernels", args.shape, args.rows, settings, base=base), args)

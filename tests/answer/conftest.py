@@ -16,7 +16,7 @@ class Undone(FakeCapture):
     steps: Any
 
     def __call__(self, run):
-        changed = [self.steps._positions, self.steps._mask, self.steps.place]
+        changed = [self.steps._lengths]
         before = [tensor.clone() for tensor in changed]
         found = super().__call__(run)
         for tensor, value in zip(changed, before, strict=True):

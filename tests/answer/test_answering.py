@@ -197,19 +197,6 @@ def test_prompts_of_all_lengths_are_read_in_groups_and_answered_alike(way, monke
     assert groups == [3, 2, 2, 1]
 
 
-@each("way", WAYS)
-def test_captured_steps_give_the_same_answers(way, recorder, monkeypatch):
-    how = replace(WAYS[way], max_new_tokens=20)
-    with monkeypatch.context() as plain:
-        plain.setattr(steps, "step_capture", lambda device: None)
-        expected = answer_all(loaded("lora"), LENGTHS, how)
-    for compact_below in (0.0, 0.99):
-        monkeypatch.setattr(steps, "COMPACT_CAPTURED_BELOW", compact_below)
-        assert answer_all(loaded("lora"), LENGTHS, how, note=pytest.fail) == expected
-    assert recorder.recorded >= 2  # once for each of the two
-    assert recorder.replayed > 30
-
-
 def test_a_step_that_cannot_be_captured_is_run_and_reported_once(monkeypatch):
     def refuses(run):
         raise RuntimeError("operation not permitted when stream is capturing")

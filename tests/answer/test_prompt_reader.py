@@ -120,5 +120,5 @@ def test_prompts_are_read_without_graphs_once_a_capture_has_failed(failure, capt
     assert [note.partition(":")[0] for note in notes] == [
         "prompts are read without CUDA graphs, more slowly"
     ]
-    assert reader._memory is None
+    assert reader._past is None
     assert reader._shapes == {}

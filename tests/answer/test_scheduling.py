@@ -16,12 +16,12 @@ from expert.answer import cache as answer_cache
 from expert.answer import steps as answer_steps
 from expert.answer.scheduler import AnswerRow
 from expert.answer.writer import Answer
-from expert.data.records import Turn
 from expert.jobs.sample.sample import Conversation, load_expert
 from expert.jobs.serve import engine as engines
 from expert.jobs.serve.body import RequestError
-from expert.jobs.serve.engine import AnswerEngine, Question
+from expert.jobs.serve.engine import AnswerEngine
 from expert.jobs.serve.models import load_models
+from expert.jobs.serve.requests import ChatRequest
 from tests.jobs.runs import WORDS, until
 from tests.jobs.trained_runs import finished
 
@@ -48,13 +48,17 @@ def alone(kind: str = "lora", **more: Any) -> list[str]:
     ]
 
 
-def question_for(place: int, **more: Any) -> Question:
-    given = {"max_new_tokens": LENGTHS[place], **more}
-    turns = (Turn("user", PROMPTS[place]),)
-    return Question(model="demo", turns=turns, decoding=given, seed=5, streams=place % 2 == 0)
+def request(prompt: str, **more: Any) -> ChatRequest:
+    given = {"model": "demo", "seed": 5, **more}
+    return ChatRequest(messages=[{"role": "user", "content": prompt}], **given)
 
 
-async def last_of(engine: AnswerEngine, question: Question) -> Answer:
+def request_for(place: int, **more: Any) -> ChatRequest:
+    given = {"max_tokens": LENGTHS[place], "stream": place % 2 == 0, **more}
+    return request(PROMPTS[place], **given)
+
+
+async def last_of(engine: AnswerEngine, question: ChatRequest) -> Answer:
     found = [piece async for piece in (await engine.ask(question)).pieces()]
     assert isinstance(found[-1], Answer)
     return found[-1]
@@ -70,7 +74,7 @@ def working(kind: str = "lora", **how: Any) -> Iterator[AnswerEngine]:
 def all_at_once(engine: AnswerEngine, **more: Any) -> list[str]:
     async def together() -> list[Answer]:
         return await asyncio.gather(
-            *(last_of(engine, question_for(place, **more)) for place in range(len(PROMPTS)))
+            *(last_of(engine, request_for(place, **more)) for place in range(len(PROMPTS)))
         )
 
     return [each.text for each in asyncio.run(together())]
@@ -106,8 +110,8 @@ def test_a_batch_that_shrinks_and_grows_again_captures_each_size_once(recorder, 
     record, captured, kept = answer_steps.FixedSteps._capture_step, [], []
 
     def told(self: Any, *args: Any) -> None:
-        kept.append(self._mask)  # so that no later one has its address
-        captured.append((self._mask.data_ptr(), self.active))
+        kept.append(self._lengths)  # so that no later one has its address
+        captured.append((self._lengths.data_ptr(), self.active))
         record(self, *args)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "_capture_step", told)
@@ -125,9 +129,9 @@ def test_the_cache_of_a_batch_stays_within_its_share_of_the_memory(recorder, mon
     monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 16})
     advance, used = answer_steps.FixedSteps.advance, list[int]()
 
-    def measured(self: Any, tokens: Any) -> None:
+    def measured(self: Any, tokens: Any, live: Any = ()) -> None:
         used.append(self.rows * self.size)
-        advance(self, tokens)
+        advance(self, tokens, live)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", measured)
     with as_on_a_card() as engine:
@@ -141,13 +145,6 @@ def test_the_cache_of_a_batch_stays_within_its_share_of_the_memory(recorder, mon
 def test_soft_prompts_stand_before_rows_that_join(kind):
     with working(kind, parallel=5) as engine:
         assert all_at_once(engine) == alone(kind)
-
-
-def test_penalties_and_sampling_are_per_row():
-    drawn = {"temperature": 0.9, "top_k": 20}
-    with working() as engine:
-        for more in ({"repetition_penalty": 1.3}, drawn):
-            assert all_at_once(engine, **more) == alone("lora", **more)
 
 
 def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(monkeypatch):
@@ -170,11 +167,11 @@ def failing(monkeypatch: Any, error: Exception, *, on: int) -> None:
     steps: list[int] = []
     advance = answer_steps.FixedSteps.advance
 
-    def step(self: Any, tokens: Any) -> None:
+    def step(self: Any, tokens: Any, live: Any = ()) -> None:
         steps.append(len(tokens))
         if len(steps) == on:
             raise error
-        advance(self, tokens)
+        advance(self, tokens, live)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", step)
 
@@ -195,7 +192,7 @@ def test_a_model_that_lacks_memory_gets_that_of_idle_ones(recorder, monkeypatch)
     with closing(engine):
         idle = engine._schedulers["idle"]
         idle._on_cpu = False
-        asyncio.run(last_of(engine, replace(question_for(11), model="idle")))
+        asyncio.run(last_of(engine, request_for(11, model="idle")))
         until(lambda: not idle.busy)
         assert idle._open.steps is not None
         failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=2)
@@ -213,10 +210,10 @@ def test_a_prompt_too_large_for_memory_fails_alone(monkeypatch):
 
     engine = AnswerEngine(models(), parallel=1)
     monkeypatch.setattr(answer_steps.AnswerModel, "read", cramped)
-    large = Question(model="demo", turns=(Turn("user", "word " * 42),), seed=5)
+    large = request("word " * 42)
 
     async def both() -> list[Any]:
-        each = [last_of(engine, large), last_of(engine, question_for(11))]
+        each = [last_of(engine, large), last_of(engine, request_for(11))]
         return await asyncio.gather(*each, return_exceptions=True)
 
     try:
@@ -233,19 +230,19 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
     monkeypatch.setattr(answer_cache, "supports_fixed_cache", lambda model: False)
     advance, steps = answer_steps.GrowingSteps.advance, []
 
-    def step(self: Any, tokens: Any) -> None:
+    def step(self: Any, tokens: Any, live: Any = ()) -> None:
         steps.append(len(tokens))
         if len(steps) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        advance(self, tokens)
+        advance(self, tokens, live)
 
     engine = AnswerEngine(load_models([f"demo={finished('lora')}"], device="cpu"), parallel=3)
     monkeypatch.setattr(answer_steps.GrowingSteps, "advance", step)
     ended: list[str] = []
     take = AnswerRow.take
 
-    def told(row: Any, token: int) -> bool:
-        over: bool = take(row, token)
+    def told(row: Any, token: int, scored: Any = None) -> bool:
+        over: bool = take(row, token, scored)
         ended.extend(["over"] if over else [])
         return over
 
@@ -253,7 +250,7 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
 
     async def both() -> None:
         with engine._wake:  # they start together
-            found = [await engine.ask(question_for(1, max_new_tokens=n)) for n in (1, 4, 4)]
+            found = [await engine.ask(request_for(1, max_tokens=n)) for n in (1, 4, 4)]
         for each in found:
             assert [piece async for piece in each.pieces()]
 
@@ -268,8 +265,8 @@ def test_a_fault_ends_the_answers_under_way_and_none_after_them(monkeypatch):
     failing(monkeypatch, RuntimeError("broken"), on=2)
     with working() as engine:
         with pytest.raises(RequestError, match="an internal error"):
-            asyncio.run(last_of(engine, question_for(11)))
-        assert asyncio.run(last_of(engine, question_for(11))).text == alone()[11]
+            asyncio.run(last_of(engine, request_for(11)))
+        assert asyncio.run(last_of(engine, request_for(11))).text == alone()[11]
 
 
 def test_a_failed_gpu_is_reported_to_all_requests(monkeypatch):
@@ -281,10 +278,10 @@ def test_a_failed_gpu_is_reported_to_all_requests(monkeypatch):
     monkeypatch.setattr(engines, "_release", gone)
     with working(note=notes.append) as engine:
         with pytest.raises(RequestError):
-            asyncio.run(last_of(engine, question_for(11)))
+            asyncio.run(last_of(engine, request_for(11)))
         until(lambda: engine.failed)
         with pytest.raises(RequestError, match="the server has failed and must be restarted"):
-            asyncio.run(last_of(engine, question_for(11)))
+            asyncio.run(last_of(engine, request_for(11)))
     assert "the server has failed: restart it" in notes[-1]
 
 
@@ -292,12 +289,12 @@ def test_a_closed_engine_refuses_and_cuts_what_is_under_way():
     engine = AnswerEngine(models())
 
     async def cut() -> None:
-        waiting = asyncio.ensure_future(last_of(engine, question_for(0, max_new_tokens=400)))
+        waiting = asyncio.ensure_future(last_of(engine, request_for(0, max_tokens=400)))
         while not engine.running:
             await asyncio.sleep(0.001)
         engine.stop_accepting()
         with pytest.raises(RequestError, match="the server is shutting down"):
-            await engine.ask(question_for(1))
+            await engine.ask(request_for(1))
         engine.cut()
         with pytest.raises(RequestError, match="the server was stopped"):
             await waiting
@@ -311,7 +308,7 @@ def test_a_full_queue_refuses():
 
     async def busy() -> None:
         with pytest.raises(RequestError) as busy:
-            await engine.ask(Question(model="demo", turns=(Turn("user", "x"),), count=3))
+            await engine.ask(request("x", n=3))
         assert busy.value.status == 429
 
     asyncio.run(busy())

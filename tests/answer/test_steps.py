@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from expert.answer.cache import (
-    DECODING_ATTENTION,
     _decoding_attention,
-    register_decoding_attention,
+    attention_for,
     supports_fixed_cache,
 )
 from expert.answer.steps import AnswerModel, FixedSteps, GrowingSteps
@@ -28,8 +27,7 @@ def model_of(config):
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.12)
-    register_decoding_attention()
-    model.set_attn_implementation(DECODING_ATTENTION)
+    model.set_attn_implementation(attention_for(model.config))
     return model.eval()
 
 
@@ -58,7 +56,9 @@ def test_prompts_read_in_groups_go_on_as_those_read_together(family):
     model = model_of(family_config(family))
     prompts = documents(60, 41, 40, 9, 3)
     together = said(growing(model, prompts), 70)
-    apart = said(FixedSteps(answering(model), [prompts[:1], prompts[1:3], prompts[3:]], 100), 70)
+    steps = FixedSteps(answering(model), 100, len(prompts))
+    steps.join([prompts[:1], prompts[1:3], prompts[3:]], range(len(prompts)))
+    apart = said(steps, 70)
     for one, other in zip(together, apart, strict=True):
         # float64 but for the scores, which are float32: 6e-8 of up to 10.
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)
@@ -83,8 +83,8 @@ def test_heads_that_share_keys_need_no_copies_of_them(length):
 
 @torch.inference_mode()
 def test_scores_that_are_capped_in_training_are_capped_in_answers():
-    """Gemma 2: without a cache and with attention written out, prompt by prompt."""
-    model = model_of(family_config("gemma2"))
+    """Gemma 2, whose padding must not become NaN: as without a cache, prompt by prompt."""
+    model = model_of(family_config("gemma2")).float()
     prompts = documents(30, 21, 9)
     steps = growing(model, prompts)
     texts = [list(prompt) for prompt in prompts]
@@ -92,10 +92,9 @@ def test_scores_that_are_capped_in_training_are_capped_in_answers():
         chosen = steps.scores.argmax(-1)
         texts = [[*text, int(token)] for text, token in zip(texts, chosen, strict=True)]
         steps.advance(chosen)
-    model.set_attn_implementation("eager")
     for text, scores in zip(texts, steps.scores, strict=True):
         right = model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].float()
-        # Softmax is float32 in both ways: 6e-8 of scores up to 10, through two blocks.
+        # float32: 6e-8 of scores up to 10, through two blocks.
         torch.testing.assert_close(scores, right, rtol=1e-5, atol=1e-4)
 
 

@@ -7,7 +7,6 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import pytest
 import torch
 
 from expert.answer import steps as answer_steps
-from expert.data.records import Turn
 from expert.jobs.sample.sample import Conversation, load_expert
 from expert.jobs.serve.body import RequestError
-from expert.jobs.serve.engine import AnswerEngine, Question
+from expert.jobs.serve.engine import AnswerEngine
 from expert.jobs.serve.models import load_models
+from expert.jobs.serve.requests import ChatRequest
 from expert.parallel.graphs import CudaCapture
 from tests.answer.test_scheduling import last_of
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note
@@ -88,9 +87,9 @@ def serving(*places: str, with_base: bool = False) -> Iterator[tuple[AnswerEngin
         engine.close()
 
 
-def question(number: int, model: str = "demo", **more: Any) -> Question:
-    turns = (Turn("user", PROMPTS[number]),)
-    return Question(model=model, turns=turns, streams=number % 2 == 0, **more)
+def question(number: int, model: str = "demo", **more: Any) -> ChatRequest:
+    given = {"model": model, "stream": number % 2 == 0, **more}
+    return ChatRequest(messages=[{"role": "user", "content": PROMPTS[number]}], **given)
 
 
 def all_at_once(engine: AnswerEngine, *models: str, count: int = CLIENTS) -> list[Any]:
@@ -108,7 +107,7 @@ def several(engine: AnswerEngine) -> list[str]:
     """Several answers to the first prompt, which begin together."""
 
     async def texts() -> list[str]:
-        asked = await engine.ask(replace(question(1), count=FEW))
+        asked = await engine.ask(question(1, n=FEW))
         return [piece.text async for piece in asked.pieces()]
 
     return asyncio.run(texts())

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from expert.parallel.single_device import SingleDevice
+from expert.parallel.engine import Engine
 from tests.training.toys import CPU, OBJECTIVE, ToyModel, accumulate, toy_batches, toy_engine
 
 BATCH = toy_batches(6, 6)[0]
@@ -35,7 +35,7 @@ def test_every_phase_is_timed_and_after_step_sees_gradients():
         phases.append(name)
         yield
 
-    engine = SingleDevice(
+    engine = Engine(
         model,
         learner,
         device=CPU,
@@ -58,7 +58,7 @@ def test_autocast_covers_forward_and_evaluation():
             return super().said(batch)
 
     model, learner, _ = toy_engine(Watched())
-    engine = SingleDevice(model, learner, device=CPU, autocast=torch.bfloat16)
+    engine = Engine(model, learner, device=CPU, autocast=torch.bfloat16)
     accumulate(engine, BATCH, divisor=6)
     engine.evaluate(OBJECTIVE.evaluate, BATCH)
     assert types == [torch.bfloat16] * 2

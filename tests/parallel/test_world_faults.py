@@ -18,7 +18,7 @@ import torch
 from expert.core.errors import EXIT_HUNG
 from expert.core.resources import DiskFull
 from expert.model.load import LoadedModel
-from expert.parallel.single_device import SingleDevice
+from expert.parallel.engine import Engine
 from expert.run import build
 from expert.training import loop
 from expert.training.recovery import KernelUnavailable
@@ -168,15 +168,15 @@ def test_a_kernel_that_no_card_can_run_is_replaced_where_weights_are_spread_too(
 def with_full_evaluation(world, manifest, options, after) -> Any:
     """A run in which one rank has no room to evaluate more than a row at a time, once so many
     steps are behind it."""
-    evaluate = SingleDevice.evaluate
+    evaluate = Engine.evaluate
 
-    def faulty(self: SingleDevice, objective: Any, batch: Any) -> Any:
+    def faulty(self: Engine, objective: Any, batch: Any) -> Any:
         if world.rank == 1 and max(begun, default=-1) >= after and batch.tokens.shape[0] > 1:
             raise torch.OutOfMemoryError("no room")
         return evaluate(self, objective, batch)
 
     with steps_watched() as (begun, patch):
-        patch.setattr(SingleDevice, "evaluate", faulty)
+        patch.setattr(Engine, "evaluate", faulty)
         return trained(world, manifest, options)
 
 

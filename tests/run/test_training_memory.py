@@ -10,7 +10,7 @@ import torch
 from expert.model import load as model_load
 from expert.model.attention import AttentionUnavailable
 from expert.model.load import LoadedModel
-from expert.parallel.single_device import SingleDevice
+from expert.parallel.engine import Engine
 from expert.run.session.failures import RunFailed
 from expert.training import optim
 from expert.training.learner import OptimizerLearner
@@ -300,7 +300,7 @@ def test_an_error_that_no_plan_fixes_is_raised_as_it_is(base, tmp_path, monkeypa
     def broken(*_, **__):
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(SingleDevice, "total", broken)
+    monkeypatch.setattr(Engine, "total", broken)
     with pytest.raises(ZeroDivisionError):
         run(write_expert(tmp_path, base, SETTINGS))
     folder = next((tmp_path / "runs").iterdir())

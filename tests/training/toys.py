@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from expert.parallel.single_device import SingleDevice
+from expert.parallel.engine import Engine
 from expert.planning.run_plan import OptimPlan
 from expert.training.learner import OptimizerLearner
 from expert.training.objectives.next_token import NextToken
@@ -102,12 +102,12 @@ def toy_batches(rows: int, at_once: int, seed: int = 0) -> list[ToyBatch]:
 
 def toy_engine(
     model: ToyModel | None = None, *, loss_scaling: bool = False, **plan: Any
-) -> tuple[ToyModel, OptimizerLearner, SingleDevice]:
+) -> tuple[ToyModel, OptimizerLearner, Engine]:
     model = model or ToyModel()
     learner = OptimizerLearner(
         model.named, optim_plan(**plan), device=CPU, loss_scaling=loss_scaling
     )
-    return model, learner, SingleDevice(model, learner, device=CPU)
+    return model, learner, Engine(model, learner, device=CPU)
 
 
 def accumulate(engine: Any, batch: Any, *, divisor: int) -> Tensor:

@@ -11,7 +11,6 @@ import inspect
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -25,10 +24,18 @@ CACHE_ALIGNMENT = 16
 """Cache lengths are a multiple of this: kernels need aligned mask rows."""
 
 
-def register_decoding_attention() -> None:
-    """Register this attention with transformers, with SDPA's masks."""
+def attention_for(config: Any) -> str:
+    """The name of the attention that a model answers with. SDPA has no soft cap on scores, which
+    Gemma 2 needs: it uses eager attention."""
+    if _caps_scores(config):
+        return "eager"
     AttentionInterface.register(DECODING_ATTENTION, _decoding_attention)
     AttentionMaskInterface.register(DECODING_ATTENTION, sdpa_mask)
+    return DECODING_ATTENTION
+
+
+def _caps_scores(config: Any) -> bool:
+    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def _decoding_attention(
@@ -44,8 +51,6 @@ def _decoding_attention(
     """SDPA; for a single token without copying keys that several heads share."""
     rows, heads, length, width = query.shape
     groups = key.shape[1]
-    if others.get("softcap") is not None:
-        return _capped(query, key, value, attention_mask, scaling, others["softcap"]), None
     if length > 1 or others.get("position_bias") is not None:
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **others
@@ -57,35 +62,10 @@ def _decoding_attention(
     return attended.reshape(rows, 1, heads, value.shape[-1]), None
 
 
-def _capped(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    cap: float,
-) -> Tensor:
-    """Attention with soft-capped scores, which SDPA does not support."""
-    times = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
-    scores = cap * torch.tanh(scores / cap)
-    if mask is None:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-        mask = seen.tril(scores.shape[-1] - scores.shape[-2])
-    if mask.dtype == torch.bool:
-        # Not infinite: padding positions see nothing, and must not become NaN.
-        least = max(torch.finfo(dtype).min for dtype in (scores.dtype, torch.float32))
-        scores = scores.masked_fill(~mask, least)
-    else:
-        scores = scores + mask
-    shares = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    return (shares @ value).transpose(1, 2).contiguous()
-
-
 def supports_fixed_cache(model: Any) -> bool:
     """Whether every layer of a model keeps all keys and values, and it takes position_ids."""
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if not takes_positions or _caps_scores(model.config):
         return False
     layers = DynamicCache(config=model.config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
@@ -100,39 +80,46 @@ _LAYER: Any = importlib.import_module("transformers.cache_utils").CacheLayerMixi
 
 
 class FixedLayer(_LAYER):  # type: ignore[misc]
-    """The keys and values of one layer, written at a position that is read from the device."""
+    """The keys and values of one layer, written at positions that are read from the device."""
 
     keys: Tensor
     values: Tensor
 
-    def __init__(self, keys: Tensor, values: Tensor, place: Any) -> None:
+    places: Tensor
+    """The position in each row that is written next."""
+    index: Tensor
+    """The same for every row and head, counted through the layer."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
-        self.keys, self.values, self._place = keys, values, place
+        self.keys, self.values = keys, values
         self.is_initialized = True
 
     @classmethod
-    def like(cls, layer: Any, rows: int, size: int, place: Tensor) -> FixedLayer:
+    def like(cls, layer: Any, rows: int, size: int) -> FixedLayer:
         """An empty layer, of zeros: unused positions are masked but must not be NaN."""
         keys, values = (
             like.new_zeros((rows, like.shape[1], size, like.shape[3]))
             for like in (layer.keys, layer.values)
         )
-        return cls(keys, values, place)
+        return cls(keys, values)
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        self.keys.index_copy_(2, self._place, keys)
-        self.values.index_copy_(2, self._place, values)
+        # One small kernel each; indexing by rows and positions took a single row 20 % more time.
+        for own, new in ((self.keys, keys), (self.values, values)):
+            width = own.shape[-1]
+            own.view(-1, width).index_copy_(0, self.index, new.reshape(-1, width))
         return self.keys, self.values
 
     def first(self, rows: int) -> FixedLayer:
         """The first rows, in the same memory."""
-        return FixedLayer(self.keys[:rows], self.values[:rows], self._place)
+        return FixedLayer(self.keys[:rows], self.values[:rows])
 
     def lazy_initialization(self, keys: Tensor, values: Tensor) -> None:
         """Nothing to initialise."""
 
     def get_seq_length(self) -> Any:
-        return self._place[0]
+        return self.places[0]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.keys.shape[2], 0
@@ -172,7 +159,7 @@ class PromptMemory:
             return part.view(rows, memory.shape[1], width, memory.shape[2])
 
         layers: list[Any] = [
-            PromptLayer(shaped(keys), shaped(values), None) for keys, values in self._layers
+            PromptLayer(shaped(keys), shaped(values)) for keys, values in self._layers
         ]
         return Cache(layers=layers)
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
+from expert.answer.grammar import missing_package
 from expert.core.errors import ExpertError
 from expert.data.template.templates import Template
 from expert.manifest.schema.dataset import Decoding as Defaults
@@ -33,6 +34,10 @@ class DecodingSettings:
     repetition_penalty: float
     max_new_tokens: int
     stop_sequences: tuple[str, ...]
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    grammar: str = ""
+    """That answers keep to: a JSON Schema or a Lark grammar; "": none."""
 
 
 def resolve_decoding(
@@ -41,13 +46,16 @@ def resolve_decoding(
     """The manifest's decoding with overrides, and notes for the user."""
     given = {key: value for key, value in overrides.items() if value is not None}
     _refuse_wrong(given)
-    base = {**Defaults().model_dump(), **plan.decoding}
-    merged = {key: given.get(key, base[key]) for key in DecodingSettings.__annotations__}
+    merged = {**Defaults().model_dump(), **plan.decoding, **given}
+    merged = {key: merged[key] for key in DecodingSettings.__annotations__ if key in merged}
     merged["stop_sequences"] = tuple(merged["stop_sequences"])
-    how = DecodingSettings(**merged)
+    how, notes = DecodingSettings(**merged), list[str]()
+    missing = missing_package()
+    if how.grammar and (missing or plan.model.name == CHAR_GPT):
+        notes.append(f"answers keep to no grammar: {missing or 'the character model has none'}")
+        how = replace(how, grammar="")
     if plan.model.name != CHAR_GPT:
-        return how, []
-    notes = []
+        return how, notes
     if "temperature" not in given and how.temperature == Defaults().temperature:
         how = replace(how, temperature=CHARACTER_TEMPERATURE)
         notes.append(f"temperature {CHARACTER_TEMPERATURE}: at 0 the text soon repeats itself")
@@ -71,7 +79,8 @@ def _refuse_wrong(given: Mapping[str, Any]) -> None:
     for key in (key for key in given if key not in known):
         problems.append(f"decoding.{key}: is not known  (there are {', '.join(known)})")
     try:
-        Defaults.model_validate({key: value for key, value in given.items() if key in known})
+        settings = DecodingSettings.__annotations__.keys() & Defaults.model_fields.keys()
+        Defaults.model_validate({key: value for key, value in given.items() if key in settings})
     except ValidationError as error:
         for wrong in dict.fromkeys(str(fault["loc"][0]) for fault in error.errors()):
             node = schema_at(("training", "decoding", wrong)) or {}

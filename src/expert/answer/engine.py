@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from expert.answer.decoding import DecodingSettings, end_tokens, stop_texts
+from expert.answer.grammar import Grammar
 from expert.answer.scheduler import AnswerRow, Scheduler
 from expert.answer.steps import AnswerModel
 from expert.answer.writer import Answer, AnswerWriter, Tell
@@ -32,6 +33,7 @@ def answer_row(
     plain: bool = False,
     special: bool = False,
     stop: Sequence[str] = (),
+    logprobs: int | None = None,
     tell: Tell | None = None,
     end: Callable[[str], None] = lambda failed: None,
 ) -> AnswerRow:
@@ -39,7 +41,8 @@ def answer_row(
     room for an answer: positions beyond the context were never trained.
 
     `number`: random numbers depend on it and the seed. `plain`: the text has no turns. `special`:
-    special tokens are part of the answer. `stop`: further texts that end it.
+    special tokens are part of the answer, which may be a call of a tool: it has no grammar then,
+    nor has a plain text. `stop`: further texts that end it.
     """
     encoder, template = answer_model.trained.encoder, answer_model.trained.template
     ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
@@ -59,7 +62,18 @@ def answer_row(
     stops = [*stop_texts(how, encoder, template, plain=plain), *stop]
     ends = end_tokens(encoder, template)
     writer = AnswerWriter(encoder.tokenizer, ends, stops, tell, strip=not plain, special=special)
-    return AnswerRow(ids, how, writer, seed=seed, number=number, cut=cut, end=end)
+    grammar = None
+    if how.grammar and not plain and not special:
+        grammar = Grammar(how.grammar, encoder, answer_model.vocabulary, ends)
+    return AnswerRow(
+        *(ids, how, writer),
+        seed=seed,
+        number=number,
+        cut=cut,
+        end=end,
+        grammar=grammar,
+        logprobs=logprobs,
+    )
 
 
 def finish_rows(
@@ -116,7 +130,8 @@ def answer_all(
         text = trained.template.prompt(question.turns, question.tools)
         number = place if numbers is None else numbers[place]
         try:
-            asked[place] = answer_row(answer_model, text, how, seed=seed, number=number)
+            own = replace(how, grammar="") if question.tools else how
+            asked[place] = answer_row(answer_model, text, own, seed=seed, number=number)
         except PromptTooLong:
             full = "the prompt fills the context"
             refused[place] = Answer(text="", marked="", tokens=0, ended=False, refused=full)

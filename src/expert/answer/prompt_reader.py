@@ -47,23 +47,16 @@ class _Shape:
     replay: Callable[[], None] | None = None
 
 
-@dataclass(eq=False)
-class _Memory:
-    """Memory that all shapes share, since one is read at a time."""
-
-    capture: Capture
-    past: PromptMemory
-    scores: Tensor
-    most_tokens: int
-
-
 class PromptReader:
     """Reads the prompts of one model; used by one thread. Nothing is allocated before the first."""
 
     def __init__(self, answer_model: AnswerModel) -> None:
         self._answer_model = answer_model
         self._enabled = answer_model.fixed and answer_model.soft is None
-        self._memory: _Memory | None = None
+        self._capture: Capture | None = None
+        self._past: PromptMemory | None = None
+        """Memory that all shapes share, since one is read at a time; `_scores` too."""
+        self._scores, self._most_tokens = torch.empty(0), 0
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._busy: set[tuple[int, int]] = set()
         """Shapes whose kernels take longer than their launches."""
@@ -72,53 +65,49 @@ class PromptReader:
         """What `AnswerModel.read` returns; valid until the next call."""
         if not self._enabled:
             return self._answer_model.read(group)
-        found = None
         try:
-            found = self._read_padded(group)
+            if (found := self._read_padded(group)) is not None:
+                return found
         except torch.OutOfMemoryError:
             self._give_up("needs more memory than there is")
         except GraphsUnavailable as error:
             self._give_up(str(error))
-        if found is not None:
-            return found
         past, scores, mask = self._answer_model.read(group)
-        if self._enabled and self._memory is None:
-            self._memory = self._allocate(past)
+        if self._enabled and self._past is None:
+            self._allocate(past)
         return past, scores, mask
 
     def _give_up(self, reason: str) -> None:
         """Read prompts without graphs from now on, and free their memory."""
-        self._enabled, self._memory, self._shapes = False, None, {}
+        self._enabled, self._past, self._scores, self._shapes = False, None, torch.empty(0), {}
         text = f"prompts are read without CUDA graphs, more slowly: a pass {reason}"
         self._answer_model.note(text)
 
-    def _allocate(self, past: Any) -> _Memory | None:
-        """Memory for a model with such a cache; None, and no graphs, if there is none for them."""
-        model, capture = self._answer_model, self._answer_model.recorder()
-        token_bytes = model.kv_bytes_per_token
+    def _allocate(self, past: Any) -> None:
+        """Allocate memory for a model with such a cache; without graphs if there is too little."""
+        model = self._answer_model
+        self._capture, token_bytes = model.recorder(), model.kv_bytes_per_token
         most_bytes = min(MEMORY_BYTES, MEMORY_SHARE * model.free_bytes())
-        tokens = min(MOST_TOKENS, int(most_bytes / token_bytes)) if token_bytes else 0
-        if capture is None or not tokens:
-            self._enabled = False
-            return None
+        self._most_tokens = min(MOST_TOKENS, int(most_bytes / token_bytes)) if token_bytes else 0
+        self._enabled = self._capture is not None and self._most_tokens > 0
+        if not self._enabled:
+            return
         try:
-            scores = torch.zeros((MOST_ROWS, model.vocabulary), device=model.device)
-            return _Memory(capture, PromptMemory(past, tokens), scores, tokens)
+            self._scores = torch.zeros((MOST_ROWS, model.vocabulary), device=model.device)
+            self._past = PromptMemory(past, self._most_tokens)
         except torch.OutOfMemoryError:
             self._give_up("needs more memory than there is")
-            return None
 
     def _read_padded(self, group: Group) -> tuple[Any, Tensor, Tensor] | None:
         """Read a group in the shape that it is padded to; None if that is not captured."""
         rows, width = len(group), max(map(len, group))
         key = (2 ** (rows - 1).bit_length(), -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
-        shape = self._shape(key)
-        if shape is None or self._memory is None:
+        if (shape := self._shape(key)) is None or self._capture is None:
             return None
         for memory, values in zip((shape.ids, shape.mask), padded(group, *key), strict=True):
             memory.copy_(values)
         if shape.replay is None and shape.passes == 2:
-            _, shape.replay = captured(lambda: [self._pass(shape)], self._memory.capture)
+            _, shape.replay = captured(lambda: [self._pass(shape)], self._capture)
         if shape.replay is not None:
             shape.replay()
         elif shape.passes == 0:
@@ -132,13 +121,12 @@ class PromptReader:
 
     def _shape(self, key: tuple[int, int]) -> _Shape | None:
         rows, width = key
-        memory, device = self._memory, self._answer_model.device
-        if memory is None or rows > MOST_ROWS or rows * width > memory.most_tokens:
+        if self._past is None or rows > MOST_ROWS or rows * width > self._most_tokens:
             return None
         if key not in self._shapes and key not in self._busy and len(self._shapes) < MOST_SHAPES:
-            ids = torch.zeros((rows, width), dtype=torch.int64, device=device)
-            past = memory.past.for_transformers(rows, width)
-            self._shapes[key] = _Shape(ids, torch.zeros_like(ids), past, memory.scores[:rows])
+            ids = torch.zeros((rows, width), dtype=torch.int64, device=self._answer_model.device)
+            past = self._past.for_transformers(rows, width)
+            self._shapes[key] = _Shape(ids, torch.zeros_like(ids), past, self._scores[:rows])
         return self._shapes.get(key)
 
     def _pass(self, shape: _Shape) -> Tensor:

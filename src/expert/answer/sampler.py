@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from expert.answer.decoding import DecodingSettings
-from expert.answer.writer import AnswerWriter
 
+Scored = tuple[int, float, list[tuple[int, float]]]
+"""A token with the logarithm of its probability, and the most likely tokens with theirs: as the
+model has them, before any penalty or grammar."""
 TIE = 1e-3
 """Float32 logits in a batch differ from those of a row alone by up to 3e-5 with `tiny`, 9e-5 with
 SmolLM2-135M."""
 
 
-class SampledRow(Protocol):
-    """What the choice of a token depends on."""
-
-    how: DecodingSettings
-    writer: AnswerWriter
-    draws: Tensor | None
-    """Numbers from 0 to 1, one for each token to come; None: the most likely token."""
-
-    @property
-    def ids(self) -> list[int]:
-        """The prompt and the answer so far."""
-
-
 def choose_tokens(
-    scores: Tensor, rows: Sequence[SampledRow], *, exact: bool
-) -> tuple[list[int], list[bool]]:
-    """The next token of every row, and whether rounding may have decided it; changes `scores`. Rows
-    with the same sampling settings are sampled together."""
+    scores: Tensor, rows: Sequence[Any], *, exact: bool
+) -> tuple[list[int], list[bool], dict[int, Scored]]:
+    """The next token of every AnswerRow, whether rounding may have decided it, and the
+    probabilities of rows that want them; changes `scores`. Rows with the same sampling settings are
+    sampled together."""
+    wanting = [place for place, row in enumerate(rows) if row.logprobs is not None]
+    shares = (
+        scores[torch.tensor(wanting, device=scores.device)].log_softmax(-1) if wanting else None
+    )
     _penalise(scores, rows)
+    _forbid(scores, rows)
     tokens = scores.argmax(-1)
     doubtful = [False] * len(rows)
     if exact:
@@ -50,16 +46,23 @@ def choose_tokens(
     for places in alike.values():
         index = torch.tensor(places, device=scores.device)
         group = [rows[place] for place in places]
-        draws = torch.stack(
-            [row.draws[len(row.writer.ids)] for row in group if row.draws is not None]
-        )
+        draws = torch.stack([row.draws[len(row.writer.ids)] for row in group])
         tokens[index] = sample_tokens(scores[index], group[0].how, draws.to(scores.device))
     ids: list[int] = tokens.tolist()
-    return ids, doubtful
+    scored: dict[int, Scored] = {}
+    if shares is not None:
+        best = shares.topk(max(1, *(rows[place].logprobs for place in wanting)))
+        values, others = best.values.tolist(), best.indices.tolist()
+        for number, place in enumerate(wanting):
+            most, token = rows[place].logprobs, ids[place]
+            top = list(zip(others[number][:most], values[number][:most], strict=True))
+            scored[place] = token, float(shares[number, token]), top
+    return ids, doubtful, scored
 
 
-def _penalise(scores: Tensor, rows: Sequence[SampledRow]) -> None:
-    """Lower the scores of tokens that a row has seen, if it has a repetition penalty."""
+def _penalise(scores: Tensor, rows: Sequence[Any]) -> None:
+    """Lower the scores of tokens that a row has seen, if it has a repetition penalty, and of those
+    in its answer, if it has a frequency or presence penalty."""
     seen = [
         (place, token, row.how.repetition_penalty)
         for place, row in enumerate(rows)
@@ -67,10 +70,40 @@ def _penalise(scores: Tensor, rows: Sequence[SampledRow]) -> None:
         for token in row.ids
     ]
     if seen:
-        places, ids, factors = zip(*seen, strict=True)
-        index = torch.tensor(places, device=scores.device), torch.tensor(ids, device=scores.device)
-        before, factor = scores[index], torch.tensor(factors, device=scores.device)
+        index, factor = _placed(seen, scores.device)
+        before = scores[index]
         scores[index] = torch.where(before >= 0, before / factor, before * factor)
+    written = [
+        (place, token, count * row.how.frequency_penalty + row.how.presence_penalty)
+        for place, row in enumerate(rows)
+        if row.how.frequency_penalty or row.how.presence_penalty
+        for token, count in Counter(row.writer.ids).items()
+    ]
+    if written:
+        index, penalty = _placed(written, scores.device)
+        scores[index] -= penalty
+
+
+def _forbid(scores: Tensor, rows: Sequence[Any]) -> None:
+    """Rule out the tokens that the grammars of rows do not allow."""
+    places = [place for place, row in enumerate(rows) if row.grammar is not None]
+    if not places:
+        return
+    masks = [torch.frombuffer(rows[place].grammar.mask(), dtype=torch.uint8) for place in places]
+    bits = torch.arange(8, dtype=torch.uint8, device=scores.device)
+    allowed = (torch.stack(masks).to(scores.device)[:, :, None] >> bits) & 1
+    allowed = allowed.flatten(1)[:, : scores.shape[1]].bool()
+    index = torch.tensor(places, device=scores.device)
+    scores[index] = scores[index].masked_fill(~allowed, float("-inf"))
+
+
+def _placed(
+    found: list[tuple[int, int, float]], device: torch.device
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Where rows have tokens, and a number for each."""
+    places, ids, numbers = zip(*found, strict=True)
+    index = torch.tensor(places, device=device), torch.tensor(ids, device=device)
+    return index, torch.tensor(numbers, device=device)
 
 
 def sample_tokens(scores: Tensor, how: DecodingSettings, draws: Tensor) -> Tensor:
@@ -84,7 +117,9 @@ def sample_tokens(scores: Tensor, how: DecodingSettings, draws: Tensor) -> Tenso
     shares = shares.where(shares >= how.min_p * shares[:, :1], 0.0)
     upto = shares.cumsum(-1)
     aims = draws[:, None] * upto[:, -1:]
-    places = torch.searchsorted(upto, aims, right=True).clamp(max=scores.shape[1] - 1)
+    places = torch.searchsorted(upto, aims, right=True)
+    # Sums are rounded: never one without a share.
+    places = torch.minimum(places, (shares > 0).sum(-1, keepdim=True) - 1)
     return tokens.gather(1, places)[:, 0]
 
 

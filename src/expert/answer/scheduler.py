@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import platform
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from expert.answer.decoding import DecodingSettings
+from expert.answer.grammar import Grammar
 from expert.answer.prompt_reader import PromptReader
-from expert.answer.sampler import choose_tokens, row_draws
+from expert.answer.sampler import Scored, choose_tokens, row_draws
 from expert.answer.steps import NO_CONTEXT_LIMIT, AnswerModel, FixedSteps, Steps, cache_growth
 from expert.answer.writer import Answer, AnswerWriter
 from expert.model.attention import disable_failed_cudnn
@@ -61,12 +61,17 @@ class AnswerRow:
         number: int = 0,
         cut: str = "",
         end: Callable[[str], None] = lambda failed: None,
+        grammar: Grammar | None = None,
+        logprobs: int | None = None,
     ) -> None:
         """`cut`: a note for an answer that does not end by itself. `end` is called once, with the
-        reason if the answer failed. Uses no device, since another thread may be capturing a CUDA
-        graph."""
+        reason if the answer failed. `logprobs`: how many tokens' probabilities are reported beside
+        that of the chosen one; None: none at all. Uses no device, since another thread may be
+        capturing a CUDA graph."""
         self.prompt, self.how, self.writer, self.end = list(prompt), how, writer, end
-        self.number, self._cut = number, cut
+        self.number, self._cut, self.grammar, self.logprobs = number, cut, grammar, logprobs
+        self.scored: list[Scored] = []
+        self._stopped = False  # by its grammar
         self.cancelled = False
         self.draws = row_draws(how, seed, number) if how.temperature > 0 else None
 
@@ -82,11 +87,18 @@ class AnswerRow:
 
     @property
     def is_over(self) -> bool:
-        return self.writer.ended or len(self.writer.ids) >= self.how.max_new_tokens
+        full = len(self.writer.ids) >= self.how.max_new_tokens
+        return self.writer.ended or self._stopped or full
 
-    def take(self, token: int) -> bool:
+    def take(self, token: int, scored: Scored | None = None) -> bool:
         """Add a token; returns whether it was the last."""
+        if scored is not None and not self.writer.is_end(token):
+            self.scored.append(scored)
         self.writer.take(token)
+        if self.grammar is not None and self.grammar.take(token):
+            fault = self.grammar.fault
+            self._cut = f"cut, its grammar is too complex: {fault}" if fault else self._cut
+            self.writer.ended, self._stopped = not fault, True
         if self.is_over:
             self.writer.end()
             self.end("")
@@ -102,6 +114,7 @@ class AnswerRow:
             ended=writer.ended,
             note="" if writer.ended else self._cut,
             number=self.number,
+            scored=tuple(self.scored),
         )
 
 
@@ -150,8 +163,10 @@ class Scheduler:
             self.most = min(self.most, SMALL_BATCH)
         self._most_at_first = self.most
         self._exact = next(answer_model.model.parameters()).element_size() == 4
+        # On ARM oneDNN multiplies some dozens of rows 2 to 10 times slower than BLAS (LoRA on
+        # 256 x 512, one thread of a Neoverse-N1: 10 rows 1.74 ms, not 0.17).
         arm = platform.machine().lower() in ("aarch64", "arm64")
-        self._without_onednn = self._on_cpu and self._exact and arm
+        self._with_onednn = not (self._on_cpu and self._exact and arm)
         self._since_join = 0
         """Turns since rows last joined."""
         self._clear()
@@ -176,14 +191,19 @@ class Scheduler:
     def turn(self) -> int:
         """Generate one token for every row; returns the number of tokens."""
         self._drop_cancelled()
-        self._admit()
-        rows = self.rows
-        before = sum(len(row.writer.ids) for row in rows)
-        for batch in list(self._closed):
-            self._step(batch)
-            if not batch.rows:
-                self._closed.remove(batch)
-        self._step(self._open)
+        was_enabled = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(was_enabled and self._with_onednn)
+        try:
+            self._admit()
+            rows = self.rows
+            before = sum(len(row.writer.ids) for row in rows)
+            for batch in list(self._closed):
+                self._step(batch)
+                if not batch.rows:
+                    self._closed.remove(batch)
+            self._step(self._open)
+        finally:
+            torch._C._set_mkldnn_enabled(was_enabled)
         if not self._open.rows:
             self._open.slots = []
             if self._on_cpu:
@@ -254,8 +274,7 @@ class Scheduler:
             self._closed.append(_Batch(joining, alone=len(joining) == 1))
         else:
             joining.sort(key=lambda row: -len(row.ids))
-            with self._products():
-                self._join(joining, self._grouped([row.ids for row in joining]))
+            self._join(joining, self._grouped([row.ids for row in joining]))
         self._joining = []
 
     def _fits(self, rows: Sequence[AnswerRow]) -> bool:
@@ -284,36 +303,25 @@ class Scheduler:
         return groups
 
     def _join(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:
-        batch = self._open
-        if not batch.rows:
-            self._begin(joining, groups)
-            return
+        """Read prompts into free slots, or into a new batch, with the memory and the CUDA graphs of
+        the last one if they fit."""
+        batch, live = self._open, self._open.live
+        rows = self._rounded(len(live) + len(joining))
+        if not live:
+            longest = max(row.most for row in joining) + self._model.soft_tokens
+            if not (isinstance(batch.steps, FixedSteps) and batch.steps.suits(rows, longest)):
+                batch.steps = None  # before the new one is allocated
+                batch.steps = FixedSteps(self._model, NO_CONTEXT_LIMIT, rows, self._reader)
+            batch.slots = []
         assert isinstance(batch.steps, FixedSteps)
-        live = batch.live
         free = [slot for slot, row in enumerate(batch.slots) if row is None]
-        slots = len(batch.slots)
         if len(joining) > len(free):
-            rows = self._rounded(len(live) + len(joining))
-            batch.steps.widen(rows, self._tensor(live))
-            batch.slots += [None] * (rows - slots)
-            free += range(slots, rows)
+            free += range(len(batch.slots), rows)
+            batch.slots += [None] * (rows - len(batch.slots))
+            batch.steps.widen(rows, live)
         batch.steps.join(groups, free[: len(joining)])
         for slot, row in zip(free, joining, strict=False):
             batch.slots[slot] = row
-
-    def _begin(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:
-        """A new batch, in the memory and with the CUDA graphs of the last one if they fit."""
-        batch, rows = self._open, self._rounded(len(joining))
-        longest = max(row.most for row in joining) + self._model.soft_tokens
-        if isinstance(batch.steps, FixedSteps) and batch.steps.suits(rows, longest):
-            batch.steps.clear(rows)
-            batch.steps.join(groups, range(len(joining)))
-        else:
-            batch.steps = None  # before the new one is allocated
-            batch.steps = FixedSteps(
-                self._model, groups, NO_CONTEXT_LIMIT, rows=rows, reader=self._reader
-            )
-        batch.slots = [*joining, *[None] * (rows - len(joining))]
 
     def _rounded(self, rows: int) -> int:
         """On a GPU a CUDA graph is captured per batch size: powers of two keep them few."""
@@ -326,25 +334,27 @@ class Scheduler:
         rows = batch.rows
         if not rows:
             return
-        with self._products(alone=batch.alone):
-            if batch.steps is None:
-                prompts = [row.prompt if batch.alone else row.ids for row in rows]
-                room = max(row.how.max_new_tokens for row in rows)
-                batch.steps = self._model.begin(prompts, room)
-            for _ in range(min(REPLAY_TOKENS, len(batch.replay))):
-                batch.steps.advance(self._tensor([batch.replay.popleft()]))
-            if batch.replay:
-                return
-            live, exact = batch.live, self._exact and not batch.alone
-            scores = batch.steps.scores[self._tensor(live)]
-            tokens, doubtful = choose_tokens(scores, rows, exact=exact)
-            taken = dict(zip(live, tokens, strict=True))
-            for slot, row, doubt in zip(live, rows, doubtful, strict=True):
-                if doubt:
-                    self._closed.append(_Batch([row], alone=True))
-                if doubt or row.take(taken[slot]):
-                    batch.slots[slot] = None
-            self._advance(batch, batch.steps, taken)
+        if batch.steps is None:
+            prompts = [row.prompt if batch.alone else row.ids for row in rows]
+            room = max(row.how.max_new_tokens for row in rows)
+            batch.steps = self._model.begin(prompts, room)
+        for _ in range(min(REPLAY_TOKENS, len(batch.replay))):
+            batch.steps.advance(self._tensor([batch.replay.popleft()]))
+        if batch.replay:
+            return
+        live, exact = batch.live, self._exact and not batch.alone
+        scores = batch.steps.scores[self._tensor(live)]
+        tokens, doubtful, scored = choose_tokens(scores, rows, exact=exact)
+        taken = dict(zip(live, tokens, strict=True))
+        for place, (slot, row) in enumerate(zip(live, rows, strict=True)):
+            if doubtful[place]:
+                self._closed.append(_Batch([row], alone=True))
+            if doubtful[place] or row.take(tokens[place], scored.get(place)):
+                batch.slots[slot] = None
+        self._advance(batch, batch.steps, taken)
+        for row in batch.rows:  # on the host, while a GPU computes the scores
+            if row.grammar is not None:
+                row.grammar.mask()
 
     def _advance(self, batch: _Batch, steps: Steps, taken: dict[int, int]) -> None:
         live = batch.live
@@ -355,24 +365,11 @@ class Scheduler:
             spare = 0
             if isinstance(steps, FixedSteps):
                 spare = self._rounded(len(live)) - len(live)
-                steps.widen(len(live) + spare, torch.arange(len(live), device=self.device))
+                steps.widen(len(live) + spare, range(len(live)))
             taken = {place: taken[slot] for place, slot in enumerate(live)}
             batch.slots = [*(batch.slots[slot] for slot in live), *[None] * spare]
-        steps.make_room(self._tensor(batch.live))
-        steps.advance(self._tensor([taken.get(slot, 0) for slot in range(len(batch.slots))]))
+        tokens = [taken.get(slot, 0) for slot in range(len(batch.slots))]
+        steps.advance(self._tensor(tokens), batch.live)
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self.device)
-
-    @contextmanager
-    def _products(self, *, alone: bool = False) -> Iterator[None]:
-        """Disable oneDNN on ARM, where it multiplies some dozens of rows 2 to 10 times slower than
-        BLAS (LoRA on 256 x 512, one thread of a Neoverse-N1: 10 rows 1.74 ms, not 0.17; 100 rows
-        2.76, not 0.91). Not for rows `alone`, which compute like `expert sample`."""
-        was_enabled = torch._C._get_mkldnn_enabled()
-        if self._without_onednn and not alone:
-            torch._C._set_mkldnn_enabled(False)
-        try:
-            yield
-        finally:
-            torch._C._set_mkldnn_enabled(was_enabled)

@@ -36,10 +36,6 @@ CACHE_GROWTH = {"cpu": 32, "cuda": 128}
 """Tokens by which the cache is extended at a time, or half its length if steps are captured. A
 larger cache wastes attention on empty positions; a smaller one is extended more often, and each
 time steps are captured again, which takes about as long as three uncaptured ones."""
-MOVED_FROM, CUT_FROM = 0.25, 0.75
-"""A full cache whose first positions are unused is moved in place, so that graphs stay valid, if
-this share of it is unused; if less, that would be due again soon; if more, every step attends to
-many positions in vain."""
 OVERSIZED = 4
 """A cache is not used again for rows that need less than this share of its length."""
 
@@ -93,7 +89,11 @@ class AnswerModel:
 
     def begin(self, prompts: Group, room: int) -> Steps:
         """Read prompts in one pass, for answers of at most `room` tokens."""
-        return FixedSteps(self, [prompts], room) if self.fixed else GrowingSteps(self, prompts)
+        if not self.fixed:
+            return GrowingSteps(self, prompts)
+        steps = FixedSteps(self, room, len(prompts))
+        steps.join([prompts], range(len(prompts)))
+        return steps
 
     def width_of(self, groups: Iterable[Group]) -> int:
         """Positions that the longest prompt takes."""
@@ -166,7 +166,7 @@ class GrowingSteps:
         self._answer_model = answer_model
         self._past, self.scores, self._mask = answer_model.read(prompts)
 
-    def advance(self, tokens: Tensor) -> None:
+    def advance(self, tokens: Tensor, live: Sequence[int] = ()) -> None:
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         # Finished rows continue past the context, and are ignored.
         positions = (self._mask.sum(1, keepdim=True) - 1).clamp(max=self._answer_model.context - 1)
@@ -185,52 +185,36 @@ class GrowingSteps:
         self._past.batch_select_indices(index)
         self._mask = self._mask[index]
 
-    def make_room(self, needed: Tensor) -> None:
-        """Nothing to do: it grows at every step."""
-
 
 class FixedSteps:
     """The same with a KV cache at a fixed address, and CUDA graphs if possible.
 
-    Rows with prompts of different lengths are right-aligned; the padding on the left is masked.
-    All are `filled` up to the same position of `size`. Only the first `active` of `rows` rows are
-    computed. There is a graph for each number of active rows; they stay valid while rows join,
+    A row has a slot, and the first positions in it. Only the first `active` of `rows` slots are
+    computed. There is a graph for each number of active slots; they stay valid while rows join,
     leave and are moved, until memory is allocated anew.
     """
 
     def __init__(
-        self,
-        answer_model: AnswerModel,
-        groups: Sequence[Group],
-        room: int,
-        *,
-        rows: int = 0,
-        reader: Reader | None = None,
+        self, answer_model: AnswerModel, room: int, rows: int, reader: Reader | None = None
     ) -> None:
-        """Read groups of prompts, longest first, for answers of at most `room` tokens. `rows`:
-        memory is allocated for at least so many. `reader`: reads prompts instead of the model's
-        `read`."""
-        self._answer_model, device = answer_model, answer_model.device
+        """For `rows` prompts and answers of at most `room` tokens. `reader`: reads prompts instead
+        of the model's `read`."""
+        self._answer_model, self._room, device = answer_model, room, answer_model.device
         self._read = reader or answer_model.read
         self._capture = answer_model.recorder()
-        count = sum(map(len, groups))
-        self.rows = self.active = max(rows, count)
-        self.filled = answer_model.width_of(groups)
-        self._most = self.filled + room
-        self.size = aligned_length(self.filled + self._more_room(self.filled))
-        self._mask = torch.zeros((self.rows, 1, 1, self.size), dtype=torch.bool, device=device)
-        self._positions = torch.zeros((self.rows, 1), dtype=torch.int64, device=device)
-        self._tokens = torch.zeros_like(self._positions)
-        self._scores = torch.empty(0)
-        # The position of the next token is on the device, so that a CUDA graph can read it.
-        self.place = torch.full((1,), self.filled, device=device)
+        self.rows, self.active, self.size = 0, rows, 0
+        self._filled: list[int] = []
+        """Used positions of every slot, as on the device: the next token's position."""
+        self._lengths = torch.zeros(0, dtype=torch.int64, device=device)
+        self._places = torch.zeros_like(self._lengths)
+        self._tokens = torch.zeros((0, 1), dtype=torch.int64, device=device)
+        self._scores = torch.zeros((0, 0), device=device)
         self.layers: list[FixedLayer] = []
         self._forget()
-        self._put(groups, range(count))
 
     @property
     def scores(self) -> Tensor:
-        """Of the next token of every active row."""
+        """Of the next token of every active slot."""
         return self._scores[: self.active]
 
     @property
@@ -240,45 +224,38 @@ class FixedSteps:
     def suits(self, rows: int, length: int) -> bool:
         """Whether there is memory for so many rows, and not for much longer ones: every step
         attends to all positions, used or not."""
-        return rows <= self.rows and self.size <= OVERSIZED * (length + self._more_room(length))
+        return rows <= self.rows and self.size <= OVERSIZED * self._size_for(length)
 
-    def join(self, groups: Sequence[Group], rows: Sequence[int]) -> None:
-        """Read more prompts into these finished rows, in their order."""
+    def join(self, groups: Sequence[Group], slots: Sequence[int]) -> None:
+        """Read more prompts into these free slots, in their order."""
         width = self._answer_model.width_of(groups)
-        missing = width - self.filled
-        if missing > 0 and self._capture is not None and width < self.size:
-            self._move(missing)
-        elif missing > 0:
-            self._reframe(missing, self._more_room(width))
-        self._put(groups, rows)
+        if width > self.size or not self.layers:
+            self._resize(width)
+        first = 0
+        for group in groups:
+            self._put(group, slots[first : first + len(group)])
+            first += len(group)
 
-    def make_room(self, needed: Tensor) -> None:
-        """If the cache is full, drop positions that no `needed` row uses; extend it if that gains
-        little, or if graphs must not be kept."""
-        if self.filled < self.size:
-            return
-        spare = self._spare(needed)
-        if self._capture is not None and MOVED_FROM <= spare / self.size <= CUT_FROM:
-            self._move(-spare)
-        else:
-            self._reframe(-spare, self._more_room(self.filled - spare))
-
-    def clear(self, rows: int) -> None:
-        """Forget all rows; prompts that join next start at the first position of `rows` rows."""
-        self._move(-self.filled)
-        self.active = rows
-
-    def widen(self, rows: int, needed: Tensor) -> None:
-        """Compute `rows` rows; all but the `needed` ones have no prompt yet."""
+    def widen(self, rows: int, live: Sequence[int] = ()) -> None:
+        """Compute `rows` slots; all but the `live` ones have no prompt yet."""
         self.active = rows
         if rows > self.rows:
-            spare = self._spare(needed)
-            self._reframe(-spare, self._more_room(self.filled - spare))
+            self._resize(max((self._filled[slot] for slot in live), default=0))
 
-    def advance(self, tokens: Tensor) -> None:
-        """Add a token to every active row, and compute the scores of the next."""
-        if self.filled == self.size:
-            self._reframe(0, self._more_room(self.filled))
+    def keep(self, index: Tensor) -> None:
+        """Continue only with these slots, moved to the front in place."""
+        rows = [self._lengths, self._tokens, self._scores]
+        for tensor in [*rows, *(t for layer in self.layers for t in (layer.keys, layer.values))]:
+            tensor[: len(index)] = tensor[index]
+        self._filled[: len(index)] = [self._filled[slot] for slot in index.tolist()]
+        self.active = len(index)
+
+    def advance(self, tokens: Tensor, live: Sequence[int] = ()) -> None:
+        """Add a token to every active slot, and compute the scores of the next. All but the `live`
+        ones (by default all) continue with whatever comes, and are ignored."""
+        longest = max(self._filled[slot] for slot in live or range(self.active))
+        if longest >= self.size:
+            self._resize(longest)
         self._tokens[: self.active].copy_(tokens[:, None])
         if self.active in self._warm and self._capture is not None:
             self._capture_step(self._capture)
@@ -287,81 +264,51 @@ class FixedSteps:
         else:
             self._step()
             self._warm.add(self.active)
-        self.filled += 1
+        self._filled = [filled + 1 for filled in self._filled]
 
-    def keep(self, index: Tensor) -> None:
-        """Continue only with these rows, moved to the front in place."""
-        rows = [self._mask, self._positions, self._tokens, self._scores]
-        for tensor in [*rows, *self._memory()]:
-            tensor[: len(index)] = tensor[index]
-        self.active = len(index)
+    def _put(self, group: Group, slots: Sequence[int]) -> None:
+        past, scores, mask = self._read(group)
+        if not self.layers:
+            self.layers = [FixedLayer.like(layer, self.rows, self.size) for layer in past.layers]
+            self._scores = scores.new_zeros((self.rows, scores.shape[1]))
+        index, width = torch.tensor(slots, device=mask.device), mask.shape[1]
+        lengths = mask.sum(1)
+        # Prompts are padded on the left; in a slot they come first.
+        places = (torch.arange(width, device=mask.device) + lengths[:, None]) % width
+        for own, layer in zip(self.layers, past.layers, strict=True):
+            own.keys[index[:, None], :, places] = layer.keys.transpose(1, 2)
+            own.values[index[:, None], :, places] = layer.values.transpose(1, 2)
+        self._lengths[index], self._scores[index] = lengths, scores
+        for slot, prompt in zip(slots, group, strict=True):
+            self._filled[slot] = len(prompt) + self._answer_model.soft_tokens
 
-    def _memory(self) -> list[Tensor]:
-        return [tensor for layer in self.layers for tensor in (layer.keys, layer.values)]
+    def _size_for(self, filled: int) -> int:
+        """Positions of slots that are filled so far, with room for more tokens."""
+        device, captured = self._answer_model.device.type, self._capture is not None
+        room = cache_growth(device, filled, captured=captured)
+        return aligned_length(filled + max(1, min(room, self._room)))
 
-    def _spare(self, needed: Tensor) -> int:
-        """Number of positions at the start that none of the `needed` rows uses."""
-        return int(self._mask[needed, 0, 0].int().argmax(1).min())
-
-    def _put(self, groups: Sequence[Group], rows: Sequence[int]) -> None:
-        first = 0
-        for group in groups:
-            past, scores, mask = self._read(group)
-            if not self.layers:
-                self.layers = [
-                    FixedLayer.like(layer, self.rows, self.size, self.place)
-                    for layer in past.layers
-                ]
-                self._scores = scores.new_zeros((self.rows, scores.shape[1]))
-            index = torch.tensor(rows[first : first + len(group)], device=mask.device)
-            places = slice(self.filled - mask.shape[1], self.filled)
-            for own, layer in zip(self.layers, past.layers, strict=True):
-                own.keys[index, :, places] = layer.keys
-                own.values[index, :, places] = layer.values
-            used = torch.zeros((len(group), self.size), dtype=torch.bool, device=mask.device)
-            used[:, places] = mask.bool()
-            self._mask[index, 0, 0] = used
-            self._positions[index] = mask.sum(1, keepdim=True) - 1
-            self._scores[index] = scores
-            first += len(group)
-            del past  # before the next group's cache is allocated
-
-    def _move(self, by: int) -> None:
-        """Move what is filled by some positions, in place: graphs stay valid."""
-        old, first = self.filled, max(0, -by)
-        for tensor in self._memory():
-            tensor[:, :, first + by : old + by] = tensor[:, :, first:old].clone()
-        used = self._mask[..., first:old].clone()
-        self._mask.zero_()
-        self._mask[..., first + by : old + by] = used
-        self.filled += by
-        self.place.add_(by)
-
-    def _reframe(self, before: int, room: int) -> None:
-        """Allocate memory for the active rows, with positions added at the start, or dropped if
-        negative, and room for more tokens."""
+    def _resize(self, filled: int) -> None:
+        """Allocate memory anew for the active slots, filled up to here."""
         self._forget()
-        rows, more = self.active, max(0, self.active - self.rows)
-        after = aligned_length(self.filled + before + room) - self.size - before
+        rows, size = self.active, self._size_for(filled)
+        more = rows - self.rows
         for layer in self.layers:  # one by one: a second copy of all layers may not fit
-            layer.keys = F.pad(layer.keys[:rows], (0, 0, before, after, 0, 0, 0, more))
-            layer.values = F.pad(layer.values[:rows], (0, 0, before, after, 0, 0, 0, more))
-        self._mask = F.pad(self._mask[:rows], (before, after, 0, 0, 0, 0, 0, more))
-        for name in ("_positions", "_tokens", "_scores"):
-            setattr(self, name, F.pad(getattr(self, name)[:rows], (0, 0, 0, more)))
-        self.rows, self.filled, self.size = rows, self.filled + before, self.size + before + after
-        self.place.add_(before)
-
-    def _more_room(self, filled: int) -> int:
-        room = cache_growth(self._answer_model.device.type, filled, captured=bool(self._capture))
-        return max(1, min(room, self._most - filled))
+            places = (0, 0, 0, size - self.size, 0, 0, 0, more)
+            layer.keys, layer.values = F.pad(layer.keys, places), F.pad(layer.values, places)
+        for name in ("_lengths", "_places"):
+            setattr(self, name, F.pad(getattr(self, name), (0, more)))
+        for name in ("_tokens", "_scores"):
+            setattr(self, name, F.pad(getattr(self, name), (0, 0, 0, more)))
+        self._filled = [*self._filled[:rows], *[0] * more]
+        self.rows, self.size = rows, size
 
     def _forget(self) -> None:
         """Drop the graphs, which read memory that is no longer in use."""
         self._replays: dict[int, Callable[[], None]] = {}
         self._pasts: dict[int, Any] = {}
         self._warm: set[int] = set()
-        """Numbers of rows of which one step was computed, but none captured: in the first one
+        """Numbers of slots of which one step was computed, but none captured: in the first one
         kernels are tuned and given workspace."""
 
     def _capture_step(self, record: Capture) -> None:
@@ -374,22 +321,28 @@ class FixedSteps:
 
     def _step(self) -> Tensor:
         """Scores of the next tokens; everything a step changes is on the device."""
-        rows = self.active
+        rows, size = self.active, self.size
+        lengths, places = self._lengths[:rows], self._places[:rows]
         if rows not in self._pasts:
             self._pasts[rows] = Cache(layers=[layer.first(rows) for layer in self.layers])
-        positions, mask = self._positions[:rows], self._mask[:rows]
-        # Finished rows continue past the context, and are ignored.
-        positions.add_(1).clamp_(max=self._answer_model.context - 1)
-        mask.index_fill_(3, self.place, True)
+        places.copy_(lengths).clamp_(max=size - 1)
+        indices: dict[int, Tensor] = {}
+        for layer in self._pasts[rows].layers:
+            heads = layer.keys.shape[1]
+            if heads not in indices:
+                starts = torch.arange(0, rows * heads * size, size, device=lengths.device)
+                indices[heads] = starts + places[:, None].expand(rows, heads).flatten()
+            layer.places, layer.index = places, indices[heads]
+        seen = torch.arange(size, device=lengths.device) <= places[:, None]
         output = self._answer_model.model(
             input_ids=self._tokens[:rows],
-            attention_mask=mask,
-            position_ids=positions,
+            attention_mask=seen[:, None, None],
+            position_ids=lengths.clamp(max=self._answer_model.context - 1)[:, None],
             past_key_values=self._pasts[rows],
             use_cache=True,
             logits_to_keep=1,
         )
-        self.place.add_(1)
+        lengths.add_(1)
         return self.scores.copy_(output.logits[:, -1])
 
 

@@ -26,6 +26,8 @@ class Answer:
     """Which of several answers it is."""
     refused: str = ""
     """Why there is no answer."""
+    scored: Sequence[Any] = ()
+    """Its tokens with their probabilities, if these were asked for."""
 
 
 def stop_position(text: str, stops: Sequence[str]) -> int | None:
@@ -61,9 +63,12 @@ class AnswerWriter:
         self._tell, self._strip, self._shown = tell, strip, 0
         self._special = special or bool(stops)
 
+    def is_end(self, token: int) -> bool:
+        return token in self._ends
+
     def take(self, token: int) -> None:
         self.ids.append(token)
-        self.ended = token in self._ends or self._has_stop()
+        self.ended = self.is_end(token) or self._has_stop()
         if self._tell is None:
             return
         shown = self.text()

@@ -20,44 +20,41 @@ SERVE_EPILOG = (
     "after 10 s, cut; 2 nothing could be served; 65 an expert is damaged."
 )
 
-Places = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RUN...",
-        help="Run folders, or folders of runs or of an expert: the newest run; or exported "
-        "folders. Adapters of one base share it in memory. NAME=RUN: what requests call it; "
-        "default: the expert's name.",
-    ),
-]
-Host = Annotated[
-    str,
-    typer.Option(
-        help="Address to listen on. Other machines need a token: EXPERT_SERVE_TOKEN, or "
-        "one that is generated and printed."
-    ),
-]
-WithBase = Annotated[
-    bool, typer.Option("--with-base", help="Serve the untrained base too, as the model base.")
-]
-Parallel = Annotated[
-    int | None, typer.Option(min=1, help="Concurrent answers per model; default: as many as fit.")
-]
-Queue = Annotated[
-    int, typer.Option(min=1, help="Answers that may wait; more are refused with status 429.")
-]
-Seconds = Annotated[float, typer.Option(min=1, help="Longest time for an answer, in seconds.")]
-
 
 def serve(
-    runs: Places,
-    host: Host = "127.0.0.1",
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders, or folders of runs or of an expert: the newest run; or exported "
+            "folders. Adapters of one base share it in memory. NAME=RUN: what requests call it; "
+            "default: the expert's name.",
+        ),
+    ],
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. Other machines need a token: EXPERT_SERVE_TOKEN, or "
+            "one that is generated and printed."
+        ),
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
-    with_base: WithBase = False,
+    with_base: Annotated[
+        bool,
+        typer.Option("--with-base", help="Serve the untrained base too, as the model base."),
+    ] = False,
     checkpoint: Checkpoint = None,
     device: ComputeDevice = Device.auto,
-    parallel: Parallel = None,
-    queue: Queue = 256,
-    time_limit: Seconds = 300,
+    parallel: Annotated[
+        int | None,
+        typer.Option(min=1, help="Concurrent answers per model; default: as many as fit."),
+    ] = None,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Answers that may wait; more are refused with status 429.")
+    ] = 256,
+    time_limit: Annotated[
+        float, typer.Option(min=1, help="Longest time for an answer, in seconds.")
+    ] = 300,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
     """Serve trained experts to OpenAI clients on this machine."""

@@ -16,13 +16,12 @@ from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from expert.core.errors import ExpertError
-from expert.parallel.engine import LossSum
 
 TENSORS = (
     *("tokens", "labels", "positions", "boundaries", "soft_mask", "target_places"),
@@ -46,6 +45,8 @@ TARGET_COUNTS_PER_SHAPE = 2
 """Target counts captured per shape; a third capture has the most that a batch can have."""
 
 
+LossSum = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
+"""From model and batch to the summed loss, and sums of further metrics."""
 CapturedOutputs = list[Tensor | None]
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], CapturedOutputs]], tuple[CapturedOutputs, Replay]]
@@ -134,19 +135,6 @@ def captured(
         raise GraphsUnavailable(f"cannot be captured: {error}") from error
 
 
-class Passes(Protocol):
-    """What is captured: the engine's forward and backward."""
-
-    def compute(self, loss_sum: LossSum, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """The summed loss, and sums of further metrics."""
-
-    def backpropagate(self, loss: Tensor) -> None:
-        """Set the gradients of the computing parameters."""
-
-    def computing(self) -> list[Tensor]:
-        """The parameters that get gradients."""
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Captured:
     """The passes of one batch shape, and the memory they read and write."""
@@ -182,12 +170,10 @@ class Captured:
 class CapturedPasses:
     """The captured passes of every batch shape so far."""
 
-    def __init__(
-        self, passes: Passes, capture: Capture, *, warm_up_each_shape: bool = True
-    ) -> None:
+    def __init__(self, engine: Any, capture: Capture, *, warm_up_each_shape: bool = True) -> None:
         """`warm_up_each_shape`: as compiled passes need it. Others warm up only once, since the
         same kernels compute all shapes, and once more for a size that is not aligned."""
-        self._passes, self._capture, self._warm_each = passes, capture, warm_up_each_shape
+        self._engine, self._capture, self._warm_each = engine, capture, warm_up_each_shape
         self._met: dict[Hashable, int] = {}
         self._captured: dict[Hashable, list[Captured]] = {}
 
@@ -222,29 +208,29 @@ class CapturedPasses:
         return self._met[what]
 
     def _capture_passes(self, loss_sum: LossSum, batch: Any, targets: int) -> Captured:
-        passes = self._passes
+        engine = self._engine
         fixed = _fixed(batch, targets)
         divisor = torch.ones((), device=batch.tokens.device)
         losses: list[Tensor] = []  # the latest, with its autograd graph
         names: list[str] = []
 
         def forward() -> CapturedOutputs:
-            loss, metrics = passes.compute(loss_sum, fixed)
+            loss, metrics = engine.compute(loss_sum, fixed)
             losses[:], names[:] = [loss], list(metrics)
             return [loss.detach(), *metrics.values()]
 
         def backward() -> CapturedOutputs:
             share = losses.pop() / divisor
-            passes.backpropagate(share)
-            return [share.detach(), *_take_gradients(passes.computing())]
+            engine.backpropagate(share)
+            return [share.detach(), *_take_gradients(engine.computing())]
 
         # The captured backward allocates its own gradients; those of the current step are restored.
-        before = _take_gradients(passes.computing())
+        before = _take_gradients(engine.computing())
         try:
             (loss, *metrics), replay_forward = captured(forward, self._capture)
             (share, *gradients), replay_backward = captured(backward, self._capture)
         finally:
-            for parameter, gradient in zip(passes.computing(), before, strict=True):
+            for parameter, gradient in zip(engine.computing(), before, strict=True):
                 parameter.grad = gradient
         assert loss is not None
         assert share is not None

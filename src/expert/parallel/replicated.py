@@ -16,15 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from expert.core.world import World
-from expert.parallel.engine import StepResult
+from expert.parallel.engine import Engine, StepResult
 from expert.parallel.group import Group
-from expert.parallel.single_device import SingleDevice
 
 BUCKET_ELEMENTS = 2**25
 """Numbers per all-reduce: 128 MiB of float32, and as much temporary memory."""
 
 
-class Replicated(SingleDevice):
+class Replicated(Engine):
     """An Engine whose ranks have the same weights and see different rows."""
 
     def __init__(self, *parts: Any, group: Group, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_text
 from expert.core.text import gib
 from expert.manifest.schema.kinds import PREFERENCES, QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
@@ -153,7 +155,36 @@ def _settle_all(draft: PlanDraft) -> None:
         because = f"{work.trainable_parameters / work.shape.parameters:.2%} of the model"
         draft.settle("adapter.trainable_parameters", work.trainable_parameters, because)
     decoding = draft.manifest.training.decoding.model_dump(mode="json", exclude_none=True)
+    if grammar := _grammar(draft):
+        decoding["grammar"] = grammar
     draft.settle("decoding", decoding, "training.decoding of the manifest", "manifest")
+
+
+def _grammar(draft: PlanDraft) -> str:
+    """The grammar that answers keep to: a JSON Schema or a Lark grammar, or "" for none."""
+    decoding = draft.manifest.training.decoding
+    if not decoding.use_grammar:
+        return ""
+    if decoding.grammar_file is None:
+        tags = [tag.lower().rpartition(":")[2] for tag in draft.manifest.capabilities]
+        kind = (decoding.grammar_type or "").lower().partition("-")[0]
+        if kind == "json" or (not kind and "json" in tags):
+            return "{}"  # the schema of any value
+        text = f"there is no grammar for {kind or 'these'} answers  (grammar_file may name one)"
+        draft.warn("training.decoding.use_grammar", text)
+        return ""
+    file = draft.folder / decoding.grammar_file
+    try:
+        if file.suffix not in (".json", ".lark"):
+            raise ValueError("expected a JSON Schema (.json) or a Lark grammar (.lark)")
+        text = read_text(file)
+        if file.suffix == ".json" and not isinstance(json.loads(text), dict):
+            raise ValueError("expected a JSON object")
+    except (OSError, ValueError) as error:
+        why = f"answers keep to no grammar: {file}: {getattr(error, 'strerror', None) or error}"
+        draft.warn("training.decoding.grammar_file", why)
+        return ""
+    return text
 
 
 def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:

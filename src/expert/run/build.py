@@ -140,10 +140,10 @@ def build(
 
     from expert.model.load import DTYPES, load_model
     from expert.model.switches import set_switches
+    from expert.parallel.engine import Engine
     from expert.parallel.group import Group
     from expert.parallel.replicated import Replicated, broadcast_weights
     from expert.parallel.sharded import Sharded
-    from expert.parallel.single_device import SingleDevice
     from expert.training.learner import OptimizerLearner
 
     set_switches(plan.kernels)
@@ -196,7 +196,7 @@ def build(
     elif group.is_distributed:
         engine = Replicated(loaded, learner, group=group, **options)
     else:
-        engine = SingleDevice(loaded, learner, **options)
+        engine = Engine(loaded, learner, **options)
     return Built(loaded=loaded, engine=engine, timeline=timeline)
 
 
@@ -256,11 +256,11 @@ def capture_for(plan: RunPlan, device: torch.device) -> Capture | None:
 def evaluation_engine(loaded: LoadedModel, device: torch.device) -> Engine:
     """An engine without an optimizer, for evaluation only."""
     from expert.model.load import DTYPES
-    from expert.parallel.single_device import SingleDevice
+    from expert.parallel.engine import Engine
 
     autocast = _autocast(loaded, DTYPES[loaded.kernels.precision])
     nothing: Any = None
-    return SingleDevice(loaded, nothing, device=device, autocast=autocast)
+    return Engine(loaded, nothing, device=device, autocast=autocast)
 
 
 def _autocast(loaded: LoadedModel, precision: torch.dtype) -> torch.dtype | None:

@@ -58,7 +58,7 @@ def served(
     notes: list[str] = []
     engine = AnswerEngine(models, note=notes.append, **how)
     socket = listening_socket("127.0.0.1", 0)
-    app = Endpoint(engine, limits or Limits(), log=entries.append, front=["hello"])
+    app = Endpoint(engine, limits or Limits(), log=entries.append)
     server = http_server(engine, app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()

@@ -67,9 +67,9 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Generation is slow, and no token ends an answer."""
     advance = answer_steps.FixedSteps.advance
 
-    def slowly(self: Any, tokens: Any) -> None:
+    def slowly(self: Any, tokens: Any, live: Any = ()) -> None:
         time.sleep(0.02)
-        advance(self, tokens)
+        advance(self, tokens, live)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", slowly)
     monkeypatch.setattr(answer_engine, "end_tokens", lambda encoder, template: [])
@@ -291,7 +291,7 @@ def test_with_a_token_nothing_is_answered_without_it():
     token = "a-token-of-some-length"
     limits = Limits(token=token, loopback=False)
     with served(f"demo={finished('lora')}", limits=limits) as here:
-        for path in ("/", "/health", "/v1/models", "/nothing"):
+        for path in ("/health", "/v1/models", "/nothing"):
             for given in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": token}):
                 status, answer = sent(here, "GET", path, **given)
                 assert (status, answer["error"]["code"]) == (401, "invalid_api_key")

@@ -137,6 +137,80 @@ def test_turns_before_the_question_are_part_of_it(here):
     assert found.usage.prompt_tokens > alone.usage.prompt_tokens + 6
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_probabilities_are_in_the_fields_of_openai(here, stream):
+    how = {"logprobs": True, "top_logprobs": 2, "max_tokens": 5, **DRAWN}
+    found = here.client.chat.completions.create(**asking(LONG, stream=stream, **how))
+    if stream:
+        chunks = [chunk.choices[0] for chunk in found]
+        entries = [one for each in chunks if each.logprobs for one in each.logprobs.content]
+        text = "".join(each.delta.content or "" for each in chunks)
+    else:
+        text, entries = found.choices[0].message.content, found.choices[0].logprobs.content
+    assert "".join(entry.token for entry in entries).strip() == text
+    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 2 for entry in entries)
+    for entry in entries:
+        best, second = entry.top_logprobs
+        assert best.logprob >= second.logprob
+        assert entry.bytes is None or bytes(entry.bytes).decode() == entry.token
+
+
+def test_every_prompt_of_a_list_is_continued_as_alone(here):
+    prompts = ["say cat", "say dog and", "say red 1"]
+    how: dict[str, Any] = {"model": "demo", "max_tokens": 4, "seed": 3, "temperature": 1.0}
+    found = here.client.completions.create(prompt=prompts, n=2, logprobs=1, **how)
+    alone = [here.client.completions.create(prompt=prompt, n=2, **how) for prompt in prompts]
+    assert [choice.index for choice in found.choices] == list(range(6))
+    texts = [choice.text for choice in found.choices]
+    assert texts == [choice.text for each in alone for choice in each.choices]
+    assert found.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone)
+    shares = found.choices[0].logprobs
+    assert "".join(shares.tokens) == texts[0]
+    assert shares.text_offset[0] == 0
+    assert [len(top) for top in shares.top_logprobs] == [1] * len(shares.tokens)
+
+
+def json_as(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}
+
+
+def test_answers_are_json_where_that_is_asked_for(here):
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    for stream in (False, True):
+        found = here.client.chat.completions.create(
+            **asking(LONG, response_format=json_as(schema), stream=stream, max_tokens=300)
+        )
+        if stream:
+            chunks = [chunk.choices[0] for chunk in found]
+            text, reason = "".join(c.delta.content or "" for c in chunks), chunks[-1].finish_reason
+        else:
+            text, reason = found.choices[0].message.content, found.choices[0].finish_reason
+        assert reason == "length" or json.loads(text)["a"] in ("x", "y")
+        assert text.startswith("{")
+
+
+@each(
+    "schema",
+    [
+        {"type": "objekt"},
+        {"$ref": "http://example.com/schema"},
+        {"type": "string", "pattern": "("},
+        {"not": {"type": "string"}},
+        {"enum": []},
+    ],
+    ids=str,
+)
+def test_a_schema_that_cannot_be_used_is_refused_in_one_line(here, schema):
+    with pytest.raises(openai.BadRequestError) as refused:
+        said(here, "say cat 1", response_format=json_as(schema))
+    assert refused.value.param == "response_format"
+    message = refused.value.body["message"]
+    assert message.startswith("response_format: the JSON Schema cannot be used: ")
+    assert "\n" not in message
+    assert said(here, PROMPTS[0]) == alone("lora", PROMPTS[0])[0]
+
+
 # --- tools ----------------------------------------------------------------------------------------
 
 
@@ -202,8 +276,13 @@ def test_without_tools_or_with_an_unreadable_call_an_answer_is_text_and_tools_ma
         ({"max_tokens": True}, "max_tokens", ""),
         ({"n": 1000}, "n", ""),
         ({"stop": ["a"] * 5}, "stop", "stop: up to 4 texts, none of them empty"),
-        ({"logprobs": True}, "logprobs", "only false or 0 is supported: probabilities are not"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "are plain text"),
+        ({"logprobs": 3}, "logprobs", ""),
+        ({"top_logprobs": 3}, "top_logprobs", "needs logprobs: true"),
+        ({"presence_penalty": 3}, "presence_penalty", ""),
+        ({"logit_bias": {"1": 2}}, "logit_bias", "biases of tokens are not supported"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", ""),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "is needed with"),
+        ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "response_format", "a call"),
         ({"tool_choice": "required"}, "tool_choice", "the model itself decides"),
         ({"extra_body": {"best_guess": 1}}, "best_guess", "unknown field"),
         ({"tools": [{"type": "function"}]}, "tools", ""),
@@ -225,11 +304,12 @@ def test_unsupported_fields_are_refused_by_name(here, change, param, what):
 
 def test_all_problems_are_listed_and_harmless_fields_accepted(here):
     with pytest.raises(openai.BadRequestError) as refused:
-        here.client.chat.completions.create(**asking("x", temperature=9, n=0, logprobs=True))
+        here.client.chat.completions.create(**asking("x", temperature=9, n=0, logprobs=3))
     message = refused.value.body["message"]
     assert all(f"{name}: " in message for name in ("temperature", "n", "logprobs"))
     more = {"user": "me", "metadata": {"a": "b"}, "logprobs": False, "presence_penalty": 0}
     more |= {"response_format": {"type": "text"}, "parallel_tool_calls": True}
+    more |= {"frequency_penalty": 0.0}
     assert said(here, PROMPTS[0], tool_choice="auto", **more) == said(here, PROMPTS[0])
 
 

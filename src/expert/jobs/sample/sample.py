@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,9 +181,10 @@ class Conversation:
         else:
             text = template.prompt(turns, loaded.tools)
         answer_model = AnswerModel(loaded.trained, notes.append)
+        how = replace(loaded.decoding, grammar="") if loaded.tools else loaded.decoding
         try:
             row = answer_row(
-                answer_model, text, loaded.decoding, seed=loaded.seed, plain=loaded.plain, tell=tell
+                answer_model, text, how, seed=loaded.seed, plain=loaded.plain, tell=tell
             )
         except PromptTooLong as error:
             raise CannotSample(f"--prompt: {error}") from None

@@ -8,10 +8,12 @@ import string
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.writer import Answer, partial_stop_length, stop_position
 from expert.jobs.serve.engine import TextPiece
+from expert.jobs.serve.requests import ChatRequest, TextRequest
 from expert.judging.oracles.calls import UNREADABLE_CALLS, CallMarks, NotACall, calls_in
 
 if TYPE_CHECKING:
@@ -55,11 +57,8 @@ class Reply:
     """The response to one chat or text completion request."""
 
     model: ServedModel
+    request: ChatRequest | TextRequest
     prompt_tokens: int
-    chat: bool
-    offers_tools: bool = False
-    counts_usage: bool = False
-    """Whether a stream ends with a chunk of token counts."""
     tokens: int = 0
     notes: list[str] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -68,18 +67,26 @@ class Reply:
     """Of a stream: the texts so far, by number."""
     _sent: dict[int, int] = field(default_factory=dict)
     """How much of each was sent; what may be a tool call is held back."""
+    _scored: dict[int, list[Any]] = field(default_factory=dict)
+    """Tokens whose probabilities are still to be sent, by number."""
+    _offsets: dict[int, int] = field(default_factory=dict)
+    """Where the text of the next of them starts."""
+
+    @property
+    def chat(self) -> bool:
+        return isinstance(self.request, ChatRequest)
 
     def whole(self, finished: Sequence[Answer]) -> dict[str, Any]:
         """The complete response with all answers."""
         choices = []
         for answer in sorted(finished, key=lambda answer: answer.number):
             text, calls, reason = self._taken(answer)
+            what: dict[str, Any] = {"text": text}
             if self.chat:
                 called = {"tool_calls": calls} if calls else {}
                 message = {"role": "assistant", "content": text, "refusal": None, **called}
-                choices.append(self._choice(answer.number, reason, message=message))
-            else:
-                choices.append(self._choice(answer.number, reason, text=text))
+                what = {"message": message}
+            choices.append(self._choice(answer.number, reason, answer.scored, **what))
         return {
             **self._head(chunk=False),
             "choices": choices,
@@ -91,13 +98,14 @@ class Reply:
         """The chunks to stream for a piece of text, or for the end of an answer."""
         number, found = piece.number, []
         if number not in self._texts:
-            self._texts[number], self._sent[number] = "", 0
+            self._texts[number], self._sent[number], self._scored[number] = "", 0, []
             if self.chat:
                 found.append(self._chunk(number, {"role": "assistant", "content": ""}))
         sent = self._sent[number]
         if isinstance(piece, TextPiece):
+            self._scored[number] += piece.scored
             text = self._texts[number] = self._texts[number] + piece.text
-            marks = self.model.marks if self.offers_tools else None
+            marks = self.model.marks if self.request.offers_tools else None
             upto = self._sent[number] = max(sent, length_before_calls(text, marks))
             if upto > sent:
                 found.append(self._chunk(number, {"content": text[sent:upto]}))
@@ -112,7 +120,7 @@ class Reply:
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """The chunks at the end of a stream."""
-        if not self.counts_usage:
+        if not self.request.counts_usage:
             return []
         return [{**self._head(chunk=True), "choices": [], "usage": self.usage()}]
 
@@ -131,7 +139,7 @@ class Reply:
         self.notes += [finished.note] if finished.note else []
         text: str | None = finished.text
         calls: Calls = []
-        if self.offers_tools:
+        if self.request.offers_tools:
             try:
                 text, calls = parse_answer(finished, self.model.marks)
             except NotACall as fault:
@@ -142,11 +150,50 @@ class Reply:
         self, number: int, delta: dict[str, Any], reason: str | None = None
     ) -> dict[str, Any]:
         what = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
-        chunk = {**self._head(chunk=True), "choices": [self._choice(number, reason, **what)]}
-        return {**chunk, "usage": None} if self.counts_usage else chunk
+        scored: list[Any] = []
+        if "role" not in delta:
+            scored, self._scored[number] = self._scored[number], []
+        choice = self._choice(number, reason, scored, **what)
+        chunk = {**self._head(chunk=True), "choices": [choice]}
+        return {**chunk, "usage": None} if self.request.counts_usage else chunk
 
-    def _choice(self, number: int, reason: str | None, **what: Any) -> dict[str, Any]:
-        return {"index": number, **what, "logprobs": None, "finish_reason": reason}
+    def _choice(
+        self, number: int, reason: str | None, scored: Sequence[Any], **what: Any
+    ) -> dict[str, Any]:
+        shares = None
+        if self.request.alternatives is not None and scored:
+            shares = (
+                self._chat_logprobs(scored) if self.chat else self._text_logprobs(number, scored)
+            )
+        return {"index": number, **what, "logprobs": shares, "finish_reason": reason}
+
+    def _chat_logprobs(self, scored: Sequence[Any]) -> dict[str, Any]:
+        def entry(token: int, share: float) -> dict[str, Any]:
+            text = self._token(token)
+            known = list(text.encode()) if "\ufffd" not in text else None  # part of a character
+            return {"token": text, "logprob": share, "bytes": known}
+
+        entries = [
+            {**entry(token, share), "top_logprobs": [entry(*each) for each in top]}
+            for token, share, top in scored
+        ]
+        return {"content": entries, "refusal": None}
+
+    def _text_logprobs(self, number: int, scored: Sequence[Any]) -> dict[str, Any]:
+        tokens, shares, best = zip(*scored, strict=True)
+        texts = [self._token(token) for token in tokens]
+        *starts, end = accumulate(map(len, texts), initial=self._offsets.get(number, 0))
+        self._offsets[number] = end
+        tops = [{self._token(token): share for token, share in top} for top in best]
+        return {
+            "tokens": texts,
+            "token_logprobs": list(shares),
+            "top_logprobs": tops,
+            "text_offset": starts,
+        }
+
+    def _token(self, token: int) -> str:
+        return str(self.model.trained.encoder.decode([token]))
 
     def _head(self, *, chunk: bool) -> dict[str, Any]:
         kind = "chat.completion" if self.chat else "text_completion"

@@ -10,13 +10,13 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
@@ -92,17 +92,15 @@ class Endpoint:
         limits: Limits,
         *,
         log: Callable[[LogEntry], None] = lambda entry: None,
-        front: Sequence[str] = (),
     ) -> None:
-        """`log` gets the outcome of every request; `front`: the lines shown at /."""
-        self._engine, self._limits, self._log, self._front = engine, limits, log, front
+        """`log` gets the outcome of every request."""
+        self._engine, self._limits, self._log = engine, limits, log
         routes = [
-            Route("/", self._page),
             Route("/health", self._health),
             Route("/v1/models", self._models),
             Route("/v1/models/{name}", self._model),
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/completions", self._complete, methods=["POST"]),
+            Route("/v1/chat/completions", self._reply, methods=["POST"]),
+            Route("/v1/completions", self._reply, methods=["POST"]),
         ]
         self._router = Router(routes, redirect_slashes=False)
 
@@ -173,9 +171,6 @@ class Endpoint:
             if not hmac.compare_digest(given.encode(), wanted.encode()):
                 raise RequestError(401, "the token is missing or wrong", code="invalid_api_key")
 
-    async def _page(self, request: Request) -> Response:
-        return PlainTextResponse("\n".join(self._front))
-
     async def _health(self, request: Request) -> Response:
         engine = self._engine
         status = "failed" if engine.failed else "ok"
@@ -189,36 +184,22 @@ class Endpoint:
     async def _model(self, request: Request) -> Response:
         return JSONResponse(self._engine.model(request.path_params["name"]).entry())
 
-    async def _chat(self, request: Request) -> Response:
-        return await self._reply(request, ChatRequest)
-
-    async def _complete(self, request: Request) -> Response:
-        return await self._reply(request, TextRequest)
-
-    async def _reply(
-        self, request: Request, kind: type[ChatRequest] | type[TextRequest]
-    ) -> Response:
+    async def _reply(self, request: Request) -> Response:
         entry: LogEntry = request.scope["entry"]
-        limits = self._limits
+        limits, is_chat = self._limits, "/chat/" in request.url.path
         body = await read_body(request, most=limits.body_bytes, seconds=limits.body_seconds)
-        wanted = checked(kind, body)
+        wanted: ChatRequest | TextRequest
+        wanted = checked(ChatRequest, body) if is_chat else checked(TextRequest, body)
         entry.model, entry.streams = wanted.model, wanted.stream
-        question = wanted.question()
 
         async def asked() -> tuple[PendingAnswers, list[Answer]]:
-            pending = entry.pending = await self._engine.ask(question)
+            pending = entry.pending = await self._engine.ask(wanted)
             if wanted.stream:
                 return pending, []
             return pending, [piece async for piece in pending.pieces() if isinstance(piece, Answer)]
 
         pending, finished = await _while_connected(request, asked())
-        reply = Reply(
-            self._engine.model(question.model),
-            pending.prompt_tokens,
-            chat=isinstance(wanted, ChatRequest),
-            offers_tools=bool(question.tools),
-            counts_usage=wanted.counts_usage,
-        )
+        reply = Reply(self._engine.model(wanted.model), wanted, pending.prompt_tokens)
         entry.prompt_tokens = pending.prompt_tokens
         if wanted.stream:
             events = _events(pending, reply, entry)

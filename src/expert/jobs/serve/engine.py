@@ -1,7 +1,7 @@
-"""Answers questions: one thread computes, any number of coroutines receive the text.
+"""Answers requests: one thread computes, any number of coroutines receive the text.
 
 engine = AnswerEngine(load_models(["runs/sql"]))
-asked = await engine.ask(Question(model="sql", turns=(Turn("user", "…"),)))
+asked = await engine.ask(ChatRequest(model="sql", messages=[{"role": "user", "content": "…"}]))
 async for piece in asked.pieces():
     piece.text  # and at the end one Answer for every answer
 """
@@ -14,16 +14,16 @@ import ctypes
 import secrets
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from expert.answer.grammar import BadGrammar
 from expert.answer.writer import Answer
 from expert.core.text import counted
-from expert.data.records import Turn
-from expert.jobs.sample.sample import prompt_text
 from expert.jobs.serve.body import RequestError
+from expert.jobs.serve.requests import ChatRequest, TextRequest
 
 if TYPE_CHECKING:
     from expert.answer.scheduler import AnswerRow, Scheduler
@@ -35,46 +35,24 @@ LARGEST_SEED = 2**43
 """Seeds are taken modulo this: generators are seeded with about a million times a seed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """A conversation to answer, or a text to continue."""
-
-    model: str
-    turns: tuple[Turn, ...] = ()
-    text: str | None = None
-    """Text to continue as it is, instead of turns."""
-    tools: str = ""
-    """Offered tools, as JSON."""
-    decoding: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that override the manifest's."""
-    stop: tuple[str, ...] = ()
-    """Further texts that end an answer."""
-    seed: int | None = None
-    count: int = 1
-    """Number of answers to generate."""
-    streams: bool = True
-    """Whether text is delivered as it is generated, or only at the end."""
-
-
 @dataclass(frozen=True)
 class TextPiece:
     """A piece of an answer's text."""
 
     text: str
     number: int = 0
+    scored: Sequence[Any] = ()
+    """Its tokens' probabilities, if these were asked for."""
 
 
 class PendingAnswers:
-    """A question being answered, and its pieces of text."""
+    """A request being answered, and its pieces of text."""
 
     def __init__(self) -> None:
         self.rows: list[AnswerRow] = []
+        self.prompt_tokens = 0
         self._queue: asyncio.Queue[TextPiece | Answer | RequestError] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.rows[0].prompt)
 
     def put(self, piece: TextPiece | Answer | RequestError) -> None:
         """Called from the engine's thread."""
@@ -83,7 +61,10 @@ class PendingAnswers:
 
     def end(self, number: int, failed: str) -> None:
         """Called from the engine's thread when an answer has ended, or failed for this reason."""
-        self.put(RequestError(503, failed) if failed else self.rows[number].answer())
+        if failed:
+            self.put(RequestError(503, failed))
+        else:
+            self.put(replace(self.rows[number].answer(), number=number))
 
     async def pieces(self) -> AsyncIterator[TextPiece | Answer]:
         """Text as it is generated, if requested, and the end of each answer; RequestError if one
@@ -157,13 +138,14 @@ class AnswerEngine:
             raise RequestError(404, known, param="model", code="model_not_found")
         return self.models[name]
 
-    async def ask(self, question: Question) -> PendingAnswers:
-        """Put a question into the queue; RequestError if it is refused."""
-        model, pending = self.model(question.model), PendingAnswers()
-        self._check_capacity(question.count)
-        pending.rows = await _in_thread(lambda: _rows(model, question, pending))
+    async def ask(self, request: ChatRequest | TextRequest) -> PendingAnswers:
+        """Put the answers to a request into the queue; RequestError if it is refused."""
+        model, pending = self.model(request.model), PendingAnswers()
+        self._check_capacity(request.answers)
+        pending.rows = await _in_thread(lambda: _rows(model, request, pending))
+        pending.prompt_tokens = sum(len(row.prompt) for row in pending.rows[:: request.n])
         with self._wake:
-            self._check_capacity(question.count)
+            self._check_capacity(request.answers)
             self._inbox.extend((model.name, row) for row in pending.rows)
             self._wake.notify()
         return pending
@@ -269,7 +251,7 @@ def _release(scheduler: Scheduler) -> None:
         torch.cuda.synchronize(scheduler.device)  # raises if the GPU has failed
 
 
-# --- a question in tokens -------------------------------------------------------------------------
+# --- a request in tokens --------------------------------------------------------------------------
 
 
 async def _in_thread(work: Callable[[], list[AnswerRow]]) -> list[AnswerRow]:
@@ -296,37 +278,49 @@ async def _in_thread(work: Callable[[], list[AnswerRow]]) -> list[AnswerRow]:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(SystemExit))
 
 
-def _rows(model: ServedModel, question: Question, pending: PendingAnswers) -> list[AnswerRow]:
-    """The answers to a question, before their first token."""
+def _rows(
+    model: ServedModel, request: ChatRequest | TextRequest, pending: PendingAnswers
+) -> list[AnswerRow]:
+    """The answers to a request, before their first token: all of the first prompt come first."""
     from expert.answer.engine import PromptTooLong, answer_row
 
-    if question.text is not None:
-        text = prompt_text(model.template, question.text, plain=True)
-    else:
-        text = model.template.prompt(question.turns, question.tools)
-    seed = secrets.randbelow(2**31) if question.seed is None else question.seed % LARGEST_SEED
+    seed = secrets.randbelow(2**31) if request.seed is None else request.seed % LARGEST_SEED
+    rows: list[AnswerRow] = []
+    how = request.settings(model.decoding)
 
-    def row(number: int) -> AnswerRow:
+    def add(text: str, number: int) -> None:
+        place, told = len(rows), 0
+
         def tell(piece: str) -> None:
-            pending.put(TextPiece(piece, number))
+            nonlocal told
+            scored = rows[place].scored[told:]
+            told += len(scored)
+            pending.put(TextPiece(piece, place, scored))
 
-        return answer_row(
-            model.answer_model,
-            text,
-            replace(model.decoding, **question.decoding),
-            seed=seed,
-            number=number,
-            plain=question.text is not None,
-            special=bool(question.tools),
-            stop=question.stop,
-            tell=(lambda piece: pending.put(TextPiece(piece, number)))
-            if question.streams
-            else None,
-            end=lambda failed: pending.end(number, failed),
+        rows.append(
+            answer_row(
+                model.answer_model,
+                text,
+                how,
+                seed=seed,
+                number=number,
+                plain=isinstance(request, TextRequest),
+                special=request.offers_tools,
+                stop=request.stop or (),
+                logprobs=request.alternatives,
+                tell=tell if request.stream else None,
+                end=lambda failed: pending.end(place, failed),
+            )
         )
 
     try:
-        return [row(number) for number in range(question.count)]
+        for text in request.texts(model.template):
+            for number in range(request.n):
+                add(text, number)
     except PromptTooLong as error:
         code = "context_length_exceeded" if text else None
-        raise RequestError(400, str(error), param="messages", code=code) from None
+        param = "prompt" if isinstance(request, TextRequest) else "messages"
+        raise RequestError(400, str(error), param=param, code=code) from None
+    except BadGrammar as error:
+        raise RequestError(400, f"response_format: {error}", param="response_format") from None
+    return rows

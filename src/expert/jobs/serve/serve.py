@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from expert.core.text import duration, visible
 from expert.jobs.serve.app import ANSWER_SECONDS, Endpoint, Limits, LogEntry
 from expert.jobs.serve.engine import QUEUE, AnswerEngine
-from expert.jobs.serve.exports import EXPORT
 from expert.jobs.serve.listen import (
     CannotServe,
     address_of,
@@ -53,7 +51,7 @@ class Serving:
             self.socket.close()
 
     def lines(self) -> list[str]:
-        """The address, the models, example requests, and how to serve more users with vLLM."""
+        """The address, the models, and example requests."""
         models = list(self.engine.models.values())
         first, width = models[0], max(len(model.name) for model in models)
         lines = [f"serving {self.address}/v1"]
@@ -65,23 +63,14 @@ class Serving:
         if self.needs_token:
             head += f' -H "Authorization: Bearer ${TOKEN}"'
         key = f'os.environ["{TOKEN}"]' if self.needs_token else '"-"'
-        lines += [
+        return [
+            *lines,
             "",
             f"curl {self.address}/v1/chat/completions {head} -d "
             f'\'{{"model": "{first.name}", "messages": {messages}}}\'',
             f'openai.OpenAI(base_url="{self.address}/v1", api_key={key}).chat.completions.create('
             f'model="{first.name}", messages={messages})',
-            "",
         ]
-        many = "for more users than one process can answer:"
-        if first.checkpoint == EXPORT:
-            return [*lines, f"{many} {first.run / 'README.md'} has the command for vLLM"]
-        folder = f"{first.name}-merged"
-        is_full = first.trained.plan.adapter.type == "full"
-        kind, dtype = ("", "") if is_full else (" --merged --dtype bf16", " --dtype bfloat16")
-        command = f"expert export {shlex.quote(str(first.run))} --to {folder}{kind}"
-        served = f"vllm serve {folder}{dtype} --served-model-name {first.name}"
-        return [*lines, many, f"{command} && {served}"]
 
 
 def serving(
@@ -111,18 +100,14 @@ def serving(
         listening.close()
         raise
     limits = Limits(token=token, loopback=is_loopback(host), answer_seconds=seconds)
-    front: list[str] = []
-    app = Endpoint(engine, limits, log=log, front=front)
-    prepared = Serving(
+    return Serving(
         address=address_of(listening),
         engine=engine,
-        server=http_server(engine, app),
+        server=http_server(engine, Endpoint(engine, limits, log=log)),
         socket=listening,
         generated_token=made,
         needs_token=bool(token),
     )
-    front += prepared.lines()
-    return prepared
 
 
 def http_server(engine: AnswerEngine, app: Any) -> uvicorn.Server:

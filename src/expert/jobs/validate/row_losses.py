@@ -83,7 +83,7 @@ def row_losses(
 def _evaluating(trained: Trained) -> Iterator[LoadedModel]:
     """Use training's attention, which separates documents, and afterwards that of generation. SDPA
     has no soft cap on scores, which Gemma 2 needs: it uses eager attention."""
-    from expert.answer.cache import DECODING_ATTENTION
+    from expert.answer.cache import attention_for
     from expert.model.attention import IMPLEMENTATIONS
 
     loaded = trained.loaded
@@ -97,7 +97,7 @@ def _evaluating(trained: Trained) -> Iterator[LoadedModel]:
     try:
         yield loaded
     finally:
-        model.set_attn_implementation(DECODING_ATTENTION)
+        model.set_attn_implementation(attention_for(model.config))
 
 
 def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> PreparedSplit:

@@ -117,10 +117,12 @@ def validate(
     if other is not None and test.drawn:
         tell("reading which rows the baseline was trained on", 0, 0)
         refuse_rows_baseline_trained_on(test.examples, test.name, run, other)
-    judging, decoding = choose_judge(run, test, domain, asked), resolve_decoding(run.plan, {})[0]
+    judging = choose_judge(run, test, domain, asked)
+    decoding, about_decoding = resolve_decoding(run.plan, {})
     pairs = zip(test.cases, test.examples, strict=True)
     learnt, unknown_rows = trained_cases(pairs, run, make=test.drawn)
     notes = notes_on(test.every_case, judging.domain, left_out=test.left_out)
+    notes += [note for note in about_decoding if "grammar" in note]  # others are about characters
 
     def load(of: Run, choice: Choice | None) -> Trained:
         """A state of a run, or its base."""

@@ -204,7 +204,6 @@ _NOT_USED = {
 _DESCRIPTIVE = {
     "training.dataset.augmentation": "only descriptive: rows are used as they are",
     "training.dataset.error_injection_ratio": "only descriptive: rows are used as they are",
-    "training.decoding.use_grammar": "only descriptive: parsers check the answers",
     "training.decoding.validation_cmd": "never run: commands in a manifest are not executed",
     "base_models[].rope_scaling": "only descriptive: the model's config.json decides",
 }

@@ -153,8 +153,10 @@ class Decoding(Section):
     validation_cmd: Text | None = None
     """Never run: commands from a manifest are not executed (see validate --judge-command)."""
     use_grammar: Flag = False
-    """Descriptive only: generation is not constrained by a grammar; parsers judge the answers."""
+    """Answers keep to a grammar: that of grammar_file, else JSON where answers are JSON. Calls of
+    tools and continued texts have none. Needs the extra `grammar`."""
     grammar_type: Text | None = None
     """What answers are judged as: json, sql, sql-postgres, cypher, typescript, text, open, …"""
     grammar_file: Text | None = None
-    """Descriptive only, like use_grammar."""
+    """With use_grammar: a JSON Schema (.json) or a Lark grammar (.lark), by its path beside the
+    manifest."""

@@ -293,7 +293,7 @@ def _ready_to_answer(
     plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.device
 ) -> Trained:
     """The loaded model with its tokenizer and template: no dropout, no gradients."""
-    from expert.answer.cache import DECODING_ATTENTION, register_decoding_attention
+    from expert.answer.cache import attention_for
     from expert.data.template.text_tools import text_tools
 
     loaded.module.eval().requires_grad_(False)
@@ -303,8 +303,7 @@ def _ready_to_answer(
         encoder: Any = CharacterEncoder(loaded.characters)
         template, tokens = None, None
     else:
-        register_decoding_attention()
-        loaded.causal_lm.set_attn_implementation(DECODING_ATTENTION)
+        loaded.causal_lm.set_attn_implementation(attention_for(loaded.causal_lm.config))
         loaded.causal_lm.config.use_cache = True
         has_tokenizer = (choice.path / "tokenizer_config.json").is_file()
         tokens = choice.path if has_tokenizer else loaded.folder
