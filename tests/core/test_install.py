@@ -16,7 +16,7 @@ def test_the_distribution_is_not_named_as_somebody_elses():
     assert project["name"] == NAME == "expert-trainer"
     assert set(project["scripts"]) == {"expert", "expert-cli"}
     own = [line for line in project["optional-dependencies"]["dev"] if line.startswith("expert")]
-    assert own == ["expert-trainer[quant,tensorboard,validate,gguf,serve]"]
+    assert own == ["expert-trainer[quant,tensorboard,validate,gguf,serve,grammar]"]
 
 
 def package_in(folder: Path, project: str) -> Path:

@@ -71,7 +71,7 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
     assert "| quality gate | passed (final) |" in card
     # The command and the report show the same.
     assert "40 cases, judged as open text (" in score_sheet(done).title
-    assert "accuracy" not in {row[0] for row in score_sheet(done).rows()}
+    assert "accuracy" not in {row[0] for rows in score_sheet(done).sections for row in rows}
     lines = [text for text, _ in gate_lines(done)]
     assert "✓ the gate passes by loss and token accuracy against the base" in lines
     report(teller(), to=tmp_path / "report.html")

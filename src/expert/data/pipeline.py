@@ -452,9 +452,11 @@ def recipe_of(line: DataPipeline, source: Source) -> tuple[Recipe, Path]:
 
 
 def _recipe(line: DataPipeline, source: Source) -> Recipe:
-    data = cached_content_hash(source, line.cache, keep=line.writes, waits=line.waits)
     tokens = line.chosen.tokens.get(source)
-    if tokens is not None:  # made elsewhere: they depend on neither template nor text columns
+    # Before the hash: reading the rows reports a file that cannot be used, without reading all of it.
+    reading = reader_for(line, source) if tokens is None else None
+    data = cached_content_hash(source, line.cache, keep=line.writes, waits=line.waits)
+    if reading is None:  # made elsewhere: they depend on neither template nor text columns
         return Recipe(
             data=data,
             tokenizer=line.encoder.fingerprint,
@@ -463,7 +465,7 @@ def _recipe(line: DataPipeline, source: Source) -> Recipe:
             learn_prompt=False,
             max_samples=source.max_samples,
         )
-    reading, checks = reader_for(line, source), line.spec.validation
+    checks = line.spec.validation
     return Recipe(
         data=data,
         tokenizer=line.encoder.fingerprint,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import os
 import re
 import shutil
 import tempfile
@@ -83,6 +84,15 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
 
         unpacked = pyarrow.input_stream(plain, compression="zstd")
     else:
+        status, is_sparse = os.fstat(plain.fileno()), False
+        if status.st_size > max(most or MOST_UNPACKED, MOST_TIMES * 512 * status.st_blocks):
+            # Some network file systems report no blocks at all, but no holes either.
+            is_sparse = os.lseek(plain.fileno(), 0, os.SEEK_HOLE) < status.st_size
+            plain.seek(0)
+        if is_sparse:
+            plain.close()
+            what = f"most of its {gib(status.st_size)} were never written, and read as zeros"
+            raise data_error(str(path), what, "write or download it again")
         return plain
     refuse = partial(refuse_bomb, path, most)
     return io.BufferedReader(_Unpacked(unpacked, plain, refuse), _BUFFER_BYTES)
