@@ -453,7 +453,7 @@ def recipe_of(line: DataPipeline, source: Source) -> tuple[Recipe, Path]:
 
 def _recipe(line: DataPipeline, source: Source) -> Recipe:
     tokens = line.chosen.tokens.get(source)
-    # Before the hash: reading the rows reports a file that cannot be used, without reading all of it.
+    # Before the hash: reading rows reports a file that cannot be used without reading all of it.
     reading = reader_for(line, source) if tokens is None else None
     data = cached_content_hash(source, line.cache, keep=line.writes, waits=line.waits)
     if reading is None:  # made elsewhere: they depend on neither template nor text columns
