@@ -193,7 +193,7 @@ def test_answers_are_json_where_that_is_asked_for(here):
 @each(
     "schema",
     [
-        {"type": "objekt"},
+        {"type": "thing"},
         {"$ref": "http://example.com/schema"},
         {"type": "string", "pattern": "("},
         {"not": {"type": "string"}},
