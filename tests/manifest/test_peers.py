@@ -145,7 +145,7 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
     [
         *(
             (FACTORY.replace("stage: sft", line) + "dataset: a.md\n", "is not supported")
-            for line in ("stage: ppo", "stage: kto", "rl: grpo", "stage: dpo\npref_loss: kto_pair")
+            for line in ("stage: ppo", "stage: rm", "rl: grpo", "stage: dpo\npref_loss: kto_pair")
         ),
         (f"{FACTORY}dataset: a.md\nquantization_bit: 3\n", "got 3, expected 4 or 8"),
         (f"{MINIMAL}chat_template_jinja: t.jinja\n", "only a name or the text of a template"),
@@ -328,7 +328,6 @@ def test_several_names_become_tasks_and_plain_text_is_trained_on_for_stage_pt(tm
 @each(
     ("lines", "about", "words"),
     [
-        ("dataset: x", {**MINE, "columns": {"kto_tag": "label"}}, "kto is not supported"),
         ("dataset: x", {**MINE, "columns": {"images": "images"}}, "x.images: not read"),
         ("dataset: x", {"ms_hub_url": "owner/a"}, "x: no file_name"),
         ("dataset: x", {**MINE, "folder": "a"}, "x.folder: not read"),

@@ -107,6 +107,8 @@ COMPANY: dict[str, dict[str, Any]] = {
     "tokenize": {"packing": False},
     **{key: {"method": "dpo"} for key in ("loss_type", "beta", "label_smoothing", "sft_weight")},
     "simpo_gamma": {"method": "simpo"},
+    "desirable_weight": {"method": "kto"},
+    "undesirable_weight": {"method": "kto"},
 }
 # Keys with a single allowed value.
 ONE_VALUE = {"torch_compile_backend"}

@@ -55,6 +55,8 @@ OTHER: dict[str, Any] = {
     "label_smoothing": (DPO, DPO | {"label_smoothing": 0.1}),
     "simpo_gamma": ({"method": "simpo"}, {"method": "simpo", "simpo_gamma": 0.5}),
     "sft_weight": (DPO, DPO | {"sft_weight": 0.5}),
+    "desirable_weight": ({"method": "kto"}, {"method": "kto", "desirable_weight": 0.5}),
+    "undesirable_weight": ({"method": "kto"}, {"method": "kto", "undesirable_weight": 0.5}),
     "adapter_type": "dora",
     "rank": 8,
     "alpha": 64,

@@ -101,6 +101,36 @@ def test_every_method_trains(method, tmp_path, base):
     assert bool(events_of(folder, "reference")) == needs
 
 
+def test_kto_trains_on_single_answers_and_resumes_as_it_was(tmp_path, base):
+    rows = [
+        {"prompt": pair["prompt"], "completion": pair[kind], "label": kind == "chosen"}
+        for number, pair in enumerate(PAIRS)
+        for kind in (["chosen"] if number % 3 else ["rejected"])
+    ]
+    config = {**SETTINGS, "method": "kto", "eval_steps": 2}
+    manifest = write_expert(tmp_path / "one", base, config, rows=rows)
+    folder = run(manifest).folder
+    first, *_, last = events_of(folder, "step")
+    assert first["loss"] == pytest.approx(0.5, abs=1e-6)  # nothing is gained yet
+    assert last["loss"] < 0.45
+    assert last["rewards/chosen"] > last["rewards/rejected"]
+    assert last["kl"] >= 0
+    assert not [name for name in last if name.endswith(" of")]
+    copy = copied(folder, tmp_path / "copy")
+    run(manifest, resume=str(copy / "checkpoints" / "step-000004"))
+    assert weights_of(copy) == weights_of(folder)
+
+
+def test_the_size_of_a_micro_batch_does_not_change_the_divergence_of_kto(tmp_path, base):
+    runs = [
+        run(expert(tmp_path / str(size), base, method="kto", max_steps=4, micro_batch_size=size))
+        for size in (1, 4)
+    ]
+    for ours, theirs in zip(*(events_of(each.folder, "step") for each in runs), strict=True):
+        assert ours["kl"] == pytest.approx(theirs["kl"], abs=1e-4)  # float32
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+
+
 def test_pairs_without_room_are_dropped_and_counted(tmp_path, base):
     long = {"prompt": "say it", "chosen": "yes " * 60, "rejected": "no"}
     manifest = write_expert(tmp_path, base, {**SETTINGS, "max_steps": 1}, rows=[*PAIRS, long])

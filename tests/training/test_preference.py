@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from expert.planning.run_plan import ObjectivePlan
+from expert.training.objectives.judged import Judged
 from expert.training.objectives.preference import LOSSES, Answers, Preference
 from tests.each import each
 from tests.model.models import VOCABULARY, load, tiny_model
@@ -57,6 +60,42 @@ def test_the_gradient_of_dpo_has_its_published_value():
     chosen.policy.requires_grad_()
     LOSSES["sigmoid"](chosen, rejected, plan()).sum().backward()
     assert float(chosen.policy.grad) == pytest.approx(-0.0462570, abs=5e-8)
+
+
+class Scored:
+    """A model that gives these log-probabilities: of a good, a bad and a mismatched answer."""
+
+    def __init__(self, *logps: float) -> None:
+        self.logps = torch.tensor(logps, dtype=torch.float64)
+
+    def answer_logps(self, batch):
+        return self.logps, (self.logps != 0).long()
+
+    answering = staticmethod(nullcontext)
+
+
+@each(
+    ("logps", "reference", "loss", "metric"),
+    [
+        ((-10, 0, -3.8), (-11, 0, -4), 0.4800107, {"rewards/chosen": 0.1, "kl": 0.2}),
+        ((0, -12, -3.8), (0, -11.5, -4), 0.4825071, {"rewards/rejected": -0.05, "kl": 0.2}),
+        # A negative estimate of the divergence counts as none.
+        ((-10, 0, -5), (-11, 0, -4), 0.4750208, {"kl": 0.0}),
+    ],
+)
+def test_kto_has_its_published_values(logps, reference, loss, metric):
+    objective = Judged(plan("kto"))
+    batch = SimpleNamespace(reference=torch.tensor(reference, dtype=torch.float64))
+    model = Scored(*logps)
+    engine = SimpleNamespace(
+        device="cpu", evaluate=lambda sums, batch: sums(model, batch), summed=lambda total: total
+    )
+    objective.begin_step(engine, [batch])
+    value, sums = objective.loss_sum(model, batch)
+    # The divergence is float32, as on a device.
+    assert float(value) == pytest.approx(loss, abs=1e-7)
+    for name, expected in metric.items():
+        assert float(sums[name]) == pytest.approx(expected, abs=1e-7)
 
 
 def some_rows(seed: int = 0) -> list[Row]:

@@ -21,7 +21,7 @@ from expert.data.examples.cached_results import cached, cached_content_hash, cac
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, detect_source_columns
-from expert.data.examples.formats import example_of, pair_of
+from expert.data.examples.formats import answers_of, example_of, first_example
 from expert.data.examples.text_warnings import TextWarnings, overruled_system
 from expert.data.named_sources import ChosenSources, NamedSources, choose_sources
 from expert.data.read.sources import Source, first_row, iterate
@@ -287,16 +287,19 @@ def _formatter(
         late = seen.late_column(row.values) if watched else ""
         if late and late not in used:  # columns named in the manifest may appear late
             return BadRow(row.file, row.line, LATE_COLUMN.format(late, seen.rows))
-        made = pair_of(row, columns) if columns.rejected else example_of(row, columns)
+        has_answers = columns.rejected or columns.judged
+        made = answers_of(row, columns) if has_answers else example_of(row, columns)
         if isinstance(made, BadRow | Dropped):
             return made
-        example = made[0] if isinstance(made, list) else made
+        answers = made if isinstance(made, list) else [made]
+        example = next(each for each in answers if each is not None)
         reason = checks.reason(example) if checks is not None else ""
         if reason:
             return Dropped(reason)
         try:
             if isinstance(made, list):
-                return Branched([template.segments(each, learn_prompt=False) for each in made])
+                segments = [template.segments(each) if each else [] for each in made]
+                return Branched(segments, mismatched=columns.judged)
             return template.segments(example, learn_prompt=learn_prompt)
         except TemplateError as error:
             return BadRow(row.file, row.line, str(error))
@@ -373,12 +376,12 @@ def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str
         made = reading.segments_of(row) if isinstance(row, Row) else None
         if not isinstance(row, Row) or not isinstance(made, list):
             continue
-        if isinstance(made, Branched):
+        if isinstance(made, Branched) and all(made.conversations[:2]):
             sizes = [sum(len(each.text) for each in its) for its in made.conversations]
             longer += sizes[0] > sizes[1]
             if made.conversations[0] == made.conversations[1]:
                 alike.append(row.place)
-        example = example_of(row, columns)
+        example = first_example(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
         found.note(example, made, row.place, overruled_system(row.values, columns))
     lines = found.lines(name, found.examples)

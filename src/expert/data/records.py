@@ -127,10 +127,11 @@ class TokenSegment(Segment):
 class Branched(list[Segment]):
     """The segments of a row with several answers to one prompt: the prompt, then the answers."""
 
-    def __init__(self, conversations: Sequence[list[Segment]]) -> None:
+    def __init__(self, conversations: Sequence[list[Segment]], *, mismatched: bool = False) -> None:
         """`conversations`: each answer after its prompt, as it is tokenised; one without segments
-        stands for an answer that the row does not have."""
-        self.conversations = conversations
+        stands for an answer that the row does not have. `mismatched`: the answer of another row is
+        added when the row is tokenised."""
+        self.conversations, self.mismatched = conversations, mismatched
         first = next(segments for segments in conversations if segments)
         prompt = [segment for segment in first if not segment.learn]
         answers = [s for segments in conversations for s in segments if s.learn]

@@ -12,7 +12,7 @@ from pathlib import Path
 from expert.core.errors import ExpertError
 from expert.core.files import read_text
 from expert.core.text import gib
-from expert.manifest.schema.kinds import PREFERENCES, QUANTISED
+from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.blocks import choose_compile, choose_fused_blocks
@@ -44,7 +44,7 @@ from expert.planning.draft import SET, PlanDraft, ResumedChoices
 from expert.planning.machine.target import Cluster, Target
 from expert.planning.memory.workload import Workload
 from expert.planning.models.resolve import basename, resolve_model
-from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import ObjectivePlan, RunPlan
 from expert.planning.survey import Survey, cache_folder, survey_data
 
 PREFETCHED_BATCHES = 4
@@ -220,7 +220,7 @@ def _workload(
         optimizer=draft["optim.optimizer"],
         fused_loss=draft["kernels.fused_loss"],
         soft_tokens=draft.soft_tokens,
-        branches=2 if draft.config.method in PREFERENCES else 0,
+        branches=ObjectivePlan(loss=draft["objective.loss"]).branches,
         prefetch=draft["loader.prefetch"],
         compiled=False,
         loss_rows=draft["kernels.loss_chunk"],

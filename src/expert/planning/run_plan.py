@@ -40,11 +40,16 @@ class ObjectivePlan(Slice):
     label_smoothing: float = 0.0
     simpo_gamma: float = 0.0
     sft_weight: float = 0.0
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
 
     @property
     def branches(self) -> int:
-        """Answers of every document; 0: documents are not divided."""
-        return 0 if self.loss is None else 2
+        """Answers of every document; 0: documents are not divided. KTO's third is the answer of
+        another row, which measures how far the model is from its start."""
+        if self.loss is None:
+            return 0
+        return 3 if self.loss == "kto" else 2
 
     @property
     def needs_reference(self) -> bool:

@@ -19,6 +19,9 @@ from expert.training.step import StepStats
 
 # 16 halvings take a scale of 65,536 down to 1; float16 that overflows more often is broken.
 SCALE_HALVINGS = 20
+MEAN_OF = " of"
+"""Ends the name of a metric that counts what the metric before it is a sum of, where that is not
+what the loss is divided by."""
 COMPILING_STEPS = 10
 """First steps, whose shapes are new."""
 
@@ -236,7 +239,12 @@ class Recorder:
         times["time_feed"] = sum(self._made) if self._made else None
         times["ran_dry"] = sum(self._dry) / len(self._dry) if self._dry else None
         weight = max(1.0, self._metrics.pop("weight", 1.0))
-        means = {name: value / weight for name, value in self._metrics.items()}
+        named = [name for name in self._metrics if name.endswith(MEAN_OF)]
+        counts = {name: self._metrics.pop(name) for name in named}
+        means = {
+            name: value / max(1.0, counts.get(name + MEAN_OF, weight))
+            for name, value in self._metrics.items()
+        }
         self._phases, self._made, self._dry, self._metrics = {}, [], [], {}
         more = self._more(launched.step + 1)
         if self._compiles:

@@ -56,6 +56,7 @@ def train_step(
         sum(batch.tokens.numel() for batch in batches),
         sum(batch.counts.examples for batch in batches),
     )
+    objective.begin_step(engine, batches)
     passes = [
         forward_backward(engine, objective, batch, divisor=max(1, weight)) for batch in batches
     ]

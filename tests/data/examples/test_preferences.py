@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from expert.data.examples.formats import pair_of
+from expert.data.examples.formats import answers_of
 from expert.data.records import DataError, Dropped, Row
 from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples.understood import example_in, reason_of, turns_of, understand, understood
@@ -65,10 +65,11 @@ def test_preference_pairs_are_refused_unless_requested(row, asked):
 @each("row", PAIRS.values(), ids=PAIRS)
 def test_of_a_pair_both_answers_follow_the_same_prompt(row):
     columns = understand(list(row), row, preference_rows="pairs")
-    pair = pair_of(Row(row, "rows.jsonl", 1), columns)
+    pair = answers_of(Row(row, "rows.jsonl", 1), columns)
     assert isinstance(pair, list)
     system = [("system", "S")] if "system" in row else []
     for example, answer in zip(pair, (GOOD, BAD), strict=True):
+        assert example is not None
         said = [(turn.role, turn.text) for turn in example.turns]
         assert said == [*system, ("user", ASKED), ("assistant", answer)]
 
@@ -76,9 +77,12 @@ def test_of_a_pair_both_answers_follow_the_same_prompt(row):
 def test_only_the_last_answers_of_a_pair_are_trained_on():
     before = [USER, {"role": "assistant", "content": "3"}]
     row = {"prompt": [*before, USER], "chosen": WHOLE[1:], "rejected": WORSE[1:]}
-    pair = pair_of(Row(row, "rows.jsonl", 1), understand(list(row), row, preference_rows="pairs"))
+    pair = answers_of(
+        Row(row, "rows.jsonl", 1), understand(list(row), row, preference_rows="pairs")
+    )
     assert isinstance(pair, list)
     for example in pair:
+        assert example is not None
         assert [turn.in_prompt for turn in example.turns] == [False, True, False, False]
 
 
@@ -86,18 +90,37 @@ def test_pairs_in_columns_of_any_name_are_mapped():
     row = {"prompt": ASKED, "good": GOOD, "bad": BAD}
     mapping = FieldMapping(response="good", rejected="bad")
     columns = understand(list(row), row, preference_rows="pairs", field_mapping=mapping)
-    pair = pair_of(Row(row, "rows.jsonl", 1), columns)
+    pair = answers_of(Row(row, "rows.jsonl", 1), columns)
     assert isinstance(pair, list)
-    assert [example.turns[-1].text for example in pair] == [GOOD, BAD]
+    assert [example.turns[-1].text for example in pair if example] == [GOOD, BAD]
     row = {"prompt": ASKED, "answer": GOOD, "bad": BAD}
     with pytest.raises(DataError, match=r"looked for chosen and rejected.*field_mapping\.rejected"):
         understand(list(row), row, preference_rows="pairs")
 
 
+@each(("label", "place"), [(True, 0), ("false", 1), (1, 0), (0, 1)])
+def test_a_judged_answer_is_a_good_or_a_bad_one(label, place):
+    row = {"prompt": ASKED, "completion": GOOD, "label": label}
+    columns = understand(list(row), row, preference_rows="judged")
+    answers = answers_of(Row(row, "rows.jsonl", 1), columns)
+    assert isinstance(answers, list)
+    kept, other = answers[place], answers[1 - place]
+    assert other is None
+    assert kept is not None
+    assert [turn.text for turn in kept.turns] == [ASKED, GOOD]
+
+
+def test_a_judged_answer_without_a_judgement_is_a_bad_row():
+    row = {"prompt": ASKED, "completion": GOOD, "label": True}
+    columns = understand(list(row), row, preference_rows="judged")
+    bad = answers_of(Row({**row, "label": "perhaps"}, "rows.jsonl", 1), columns)
+    assert "neither true nor false" in str(bad)
+
+
 def test_an_answer_that_does_not_end_a_pair_is_a_bad_row():
     row = {"chosen": WHOLE, "rejected": [*WORSE, USER]}
     columns = understand(list(row), row, preference_rows="pairs")
-    assert "rejected" in str(pair_of(Row(row, "rows.jsonl", 1), columns))
+    assert "rejected" in str(answers_of(Row(row, "rows.jsonl", 1), columns))
 
 
 def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():

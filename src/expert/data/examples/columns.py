@@ -74,7 +74,7 @@ EXTRA_CONTENT_COLUMNS = frozenset(
     }
 )
 """The same, except in conversations, whose messages are complete."""
-PREFERRED, PAIRS, ALL = "preferred", "pairs", "all"
+PREFERRED, PAIRS, JUDGED, ALL = "preferred", "pairs", "judged", "all"
 """Values of training.dataset.preference_rows."""
 _PAIRS = (
     ("chosen", "rejected"),
@@ -110,6 +110,8 @@ class Columns:
     history: str = ""
     label: str = ""
     """Marks the good answers; rows with other answers are left out."""
+    judged: bool = False
+    """Single answers are trained on as good or bad ones."""
     rejected: str = ""
     """The rejected answers, if pairs are trained on; the preferred ones are in `response`, or in
     `messages` with their prompt."""
@@ -198,8 +200,9 @@ def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Colum
         found = found or _exchange_or_text_columns(seen, requested, spec.json_values)
     if found is None:
         raise _no_columns_error(seen, known, requested)
-    if spec.preference_rows == PAIRS:
+    if spec.preference_rows == PAIRS or (spec.preference_rows == JUDGED and not label):
         found = replace(found, rejected=_rejected(seen, requested, found))
+    found = replace(found, label=label, judged=spec.preference_rows == JUDGED)
     if found.kind == "text" and "text" not in requested and {"role", "parent_id"} <= known.keys():
         raise DataError(
             "each row is a single message of a tree of conversations (columns role and parent_id) "
@@ -223,7 +226,7 @@ def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Colum
                 "(leave it out, or copy its text into a column that is used)"
             )
     json_values = spec.json_values and "text" not in requested
-    return replace(found, label=label, json_values=json_values)
+    return replace(found, json_values=json_values)
 
 
 def part_for_column(name: str) -> str | None:
@@ -249,7 +252,7 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
     pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
     if pair and "response" not in requested:
         chosen, rejected = known[pair[0]], known[pair[1]]
-        if rows not in (PREFERRED, PAIRS):
+        if rows not in (PREFERRED, PAIRS, JUDGED):
             raise DataError(
                 f"preference rows ({chosen!r} and {rejected!r})  (to train on both: "
                 "training.config.method: dpo; to train on the answers in "
@@ -267,17 +270,17 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
                 del requested["response"]
         return ""
     is_answer = known.keys() & {*MESSAGE_COLUMNS, *RESPONSE_COLUMNS} - {"text"}
-    label = _first(_LABELS, known)
+    label = requested.get("label") or _first(_LABELS, known)
     # Only with preference_rows: 0 and 1 may also be classes.
-    is_truth = seen.holds_only(label, BOOLEAN) or (rows == PREFERRED and not pair)
+    is_truth = seen.holds_only(label, BOOLEAN) or (rows in (PREFERRED, JUDGED) and not pair)
     if rows == ALL or not label or not (is_answer or requested) or not is_truth:
         return ""
-    if rows != PREFERRED:
+    if rows not in (PREFERRED, JUDGED):
         raise DataError(
             f"the column {label!r} says of each answer whether it is good, and all of them would "
-            f"be trained on as good  (to train on those where it is true: {_PREFERRED_KEY}, or "
-            "expert new --preferred; if it means something else: "
-            f"training.dataset.preference_rows: {ALL})"
+            "be trained on as good  (to train on both kinds: training.config.method: kto; on those "
+            f"where it is true: {_PREFERRED_KEY}, or expert new --preferred; if it means something "
+            f"else: training.dataset.preference_rows: {ALL})"
         )
     return label
 

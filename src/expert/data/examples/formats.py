@@ -55,14 +55,27 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
         return BadRow(row.file, row.line, str(fault), raw=raw)
 
 
-def pair_of(row: Row, columns: Columns) -> list[Example] | BadRow | Dropped:
-    """The conversation with the preferred answer and the one with the rejected answer. Only their
-    last answers are trained on."""
-    its_own = bool(columns.response)  # else the prompt is in the same messages
-    other = replace(columns, response=columns.rejected) if its_own else None
-    pair = []
-    for its in (columns, other or replace(columns, messages=columns.rejected)):
-        example = example_of(row, its)
+def answers_of(row: Row, columns: Columns) -> list[Example | None] | BadRow | Dropped:
+    """The conversation with the preferred answer and the one with the rejected answer; None for one
+    that the row does not have. Only their last answers are trained on."""
+    if columns.rejected:
+        other = replace(columns, response=columns.rejected)
+        if not columns.response:  # the prompt is in the same messages
+            other = replace(columns, messages=columns.rejected)
+        both: list[Columns | None] = [columns, other]
+    else:
+        try:
+            good = _is_preferred(row.values.get(columns.label), columns.label)
+        except RowError as fault:
+            return BadRow(row.file, row.line, str(fault))
+        its_own = replace(columns, label="")
+        both = [its_own, None] if good else [None, its_own]
+    found: list[Example | None] = []
+    for its in both:
+        example = example_of(row, its) if its is not None else None
+        if its is None or example is None:
+            found.append(None)
+            continue
         if not isinstance(example, Example):
             return example
         *before, last = example.turns
@@ -70,8 +83,18 @@ def pair_of(row: Row, columns: Columns) -> list[Example] | BadRow | Dropped:
             where = f"column {its.response or its.messages!r}"
             return BadRow(row.file, row.line, f"{where}: the last message is not an answer")
         before = [replace(turn, in_prompt=turn.role == "assistant") for turn in before]
-        pair.append(replace(example, turns=(*before, last)))
-    return pair
+        found.append(replace(example, turns=(*before, last)))
+    return found
+
+
+def first_example(row: Row, columns: Columns) -> Example | BadRow | Dropped:
+    """The example in a row; of a row with several answers that of the first."""
+    if not columns.rejected and not columns.judged:
+        return example_of(row, columns)
+    answers = answers_of(row, columns)
+    if not isinstance(answers, list):
+        return answers
+    return next(each for each in answers if each is not None)
 
 
 def _is_preferred(value: Any, column: str) -> bool:

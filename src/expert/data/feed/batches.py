@@ -66,12 +66,15 @@ class BatchCounts:
     real_tokens: int = 0
     """Tokens of documents, without padding and soft prompt."""
     examples: int = 0
+    answers: int = 0
+    """Preferred and rejected answers, if documents branch."""
 
     def __add__(self, other: BatchCounts) -> BatchCounts:
         return BatchCounts(
             self.targets + other.targets,
             self.real_tokens + other.real_tokens,
             self.examples + other.examples,
+            self.answers + other.answers,
         )
 
 
@@ -217,7 +220,8 @@ def _fill_rows(
         known = store.reference
         reference = None if known is None else known[documents]
         branches = Branches(begins, begin, sizes, trained, reference)
-    return ends[1:] + shifts, BatchCounts(len(targets), real, examples), branches
+    answers = 0 if branches is None else int((branches.trained[:, :2] > 0).sum())
+    return ends[1:] + shifts, BatchCounts(len(targets), real, examples, answers), branches
 
 
 def padded_batch(

@@ -9,7 +9,7 @@ import numpy as np
 
 from expert.core.text import counted, some_of
 from expert.data.examples.columns import Columns
-from expert.data.examples.formats import example_of
+from expert.data.examples.formats import first_example
 from expert.data.examples.messages import messages_in, unused_fields
 from expert.data.examples.text_warnings import overruled_system
 from expert.data.inspect.audit import (
@@ -178,7 +178,7 @@ class _Checker:
             return None
         if columns is None:
             return Example(text=str(row.values.get("text", "")))
-        example = example_of(row, columns)
+        example = first_example(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
         return example
 

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -231,8 +231,9 @@ def joined_answers(
     first token. The spans of a document are two for each branch: an empty one where it begins, and
     that of its answer. What follows an answer is never needed, and left out.
     """
+    rows = with_mismatched(rows)
     conversations = [
-        each for row in rows if isinstance(row, Branched) for each in row.conversations
+        each for row in rows if isinstance(row, Branched) for each in row.conversations if each
     ]
     batch = encode(conversations)
     ends = iter(zip(edges_of(batch.lengths), edges_of(batch.span_counts), strict=True))
@@ -241,12 +242,16 @@ def joined_answers(
     lengths, spans, span_counts = [], [], []
     for row in rows:
         assert isinstance(row, Branched), "rows of a source are of one kind"
-        answers = []
-        for segments, (last_id, last_span) in zip(row.conversations, ends, strict=False):
+        answers: list[tuple[Ids, int] | None] = []
+        for segments in row.conversations:
+            if not segments:
+                answers.append(None)
+                continue
+            last_id, last_span = next(ends)
             its = batch.spans[first_span:last_span]
             whole = batch.ids[first_id:last_id][: its[-1] if len(its) else 0]
             start = max(1, int(its[0])) if len(its) else 0  # nothing predicts a first token
-            answers.append((whole, start) if segments else None)
+            answers.append((whole, start))
             first_id, first_span = last_id, last_span
         shared = shared_tokens([each for each in answers if each is not None])
         length = shared
@@ -261,6 +266,25 @@ def joined_answers(
         span_counts.append(4 * len(answers))
     columns = (np.array(numbers, np.int32) for numbers in (lengths, spans, span_counts))
     return EncodedBatch(np.concatenate([*ids, batch.ids[:0]]), *columns)
+
+
+def with_mismatched(rows: Sequence[Sequence[Segment]]) -> Sequence[Sequence[Segment]]:
+    """Rows that ask for it, each with the answer of the next one as a further answer."""
+    found: list[Sequence[Segment]] = []
+    for number, row in enumerate(rows):
+        assert isinstance(row, Branched), "rows of a source are of one kind"
+        if row.mismatched:
+            other = rows[(number + 1) % len(rows)]
+            assert isinstance(other, Branched)
+            its, theirs = (
+                next(each for each in which.conversations if each) for which in (row, other)
+            )
+            prompt = list(takewhile(lambda segment: not segment.learn, its))
+            answer = [segment for segment in theirs if segment.learn]
+            mismatched = [*prompt, *answer] if len(rows) > 1 else []
+            row = Branched([*row.conversations, mismatched])
+        found.append(row)
+    return found
 
 
 def shared_tokens(answers: Sequence[tuple[Ids, int]]) -> int:

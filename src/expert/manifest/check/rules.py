@@ -226,17 +226,21 @@ def _start(manifest: Manifest, found: Findings) -> None:
         found.wrong("training.config.start_from", what, fix)
 
 
+_OF_LOSSES = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}
+"""Keys that one loss has, whose method has its name."""
+
+
 def _preferences(manifest: Manifest, found: Findings) -> None:
     """Keys of preference training, and what it cannot be combined with."""
     config, data = manifest.training.config, manifest.training.dataset
     path, method = "training.config", config.method
     if method not in PREFERENCES:
-        for key in ("loss_type", "beta", "label_smoothing", "simpo_gamma", "sft_weight"):
+        for key in (*("loss_type", "beta", "sft_weight", "label_smoothing"), *_OF_LOSSES):
             if getattr(config, key) != TrainingConfig.model_fields[key].default:
                 found.wrong(
                     f"{path}.{key}", "only for preferences", "set method: dpo, or remove it"
                 )
-        if data.preference_rows == "pairs":
+        if data.preference_rows in ("pairs", "judged"):
             what = f"method {method} does not train on rejected answers"
             found.wrong("training.dataset.preference_rows", what, "set method: dpo, or preferred")
         return
@@ -247,10 +251,14 @@ def _preferences(manifest: Manifest, found: Findings) -> None:
     if config.label_smoothing and loss not in ("sigmoid", "robust"):
         fix = "remove it, or loss_type: sigmoid"
         found.wrong(f"{path}.label_smoothing", f"has no meaning in the loss {loss}", fix)
-    if loss != "simpo" and config.simpo_gamma != TrainingConfig.model_fields["simpo_gamma"].default:
-        found.wrong(f"{path}.simpo_gamma", "only for method simpo", "remove it")
-    if data.preference_rows in ("preferred", "all"):
-        what, fix = f"{method} trains on both answers", "remove it, or method: sft"
+    for key, owner in _OF_LOSSES.items():
+        if loss != owner and getattr(config, key) != TrainingConfig.model_fields[key].default:
+            found.wrong(f"{path}.{key}", f"only for method {owner}", "remove it")
+    if loss == "kto" and config.sft_weight not in ("auto", 0):
+        found.wrong(f"{path}.sft_weight", "has no meaning in the loss kto", "remove it")
+    rows = "judged" if method == "kto" else "pairs"
+    if data.preference_rows not in (None, rows):
+        what, fix = f"{method} trains on {rows}", "remove it, or method: sft"
         found.wrong("training.dataset.preference_rows", what, fix)
     unfit = {
         f"{path}.train_on_prompt": config.train_on_prompt,

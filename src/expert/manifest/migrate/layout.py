@@ -110,7 +110,8 @@ def _default_to_preferences(work: Migration) -> None:
     if str(config.get("method", Item(None)).value) in PREFERENCES:
         rows = work.section("training", "dataset")
         if rows:  # otherwise there are no rows at all, which is reported
-            rows.setdefault("preference_rows", with_value(config["method"], "pairs"))
+            kind = "judged" if str(config["method"].value) == "kto" else "pairs"
+            rows.setdefault("preference_rows", with_value(config["method"], kind))
         config.setdefault("epochs", Item(1))
 
 

@@ -8,7 +8,7 @@ from expert.manifest.migrate.migration import Entries, Migration, take, with_val
 from expert.manifest.schema.kinds import DPO_LOSSES, PREFERENCES, PreferenceLoss
 from expert.manifest.text.item import Item
 
-OTHER_METHODS = ("ppo", "kto", "rm", "grpo", "gdpo", "rloo", "bco")
+OTHER_METHODS = ("ppo", "rm", "grpo", "gdpo", "rloo", "bco")
 """Values of `stage` (LLaMA-Factory) and `rl` (Axolotl) that are not built."""
 ROW_TYPES = ("bradley_terry", "stepwise_supervised")
 """How values of `type` begin for rows of other methods, in an entry of Axolotl's `datasets`."""
@@ -18,6 +18,8 @@ _KEYS = {
     **dict.fromkeys(("pref_beta", "rl_beta", "dpo_beta", "orpo_alpha"), "beta"),
     **dict.fromkeys(("pref_ftx", "rpo_alpha", "cpo_alpha"), "sft_weight"),
     "dpo_label_smoothing": "label_smoothing",
+    **dict.fromkeys(("kto_chosen_weight", "kto_desirable_weight"), "desirable_weight"),
+    **dict.fromkeys(("kto_rejected_weight", "kto_undesirable_weight"), "undesirable_weight"),
 }
 _OF_DPO = ("max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "label_smoothing")
 """Arguments of TRL that only DPO and its family have."""
@@ -83,11 +85,7 @@ def _method(work: Migration) -> str:
         work.problem(loss, f"{its} is not supported", f"supported: {known}")
         return ""
     if found.value is None:  # TRL: one script for each method, so only its arguments tell
-        if any(key in root for key in _OF_KTO):
-            problem = root[next(key for key in _OF_KTO if key in root)]
-            work.problem(problem, "kto is not supported", f"supported: {', '.join(PREFERENCES)}")
-            return ""
-        told = ("cpo_alpha", "beta", *_OF_DPO) if not work.is_expert_manifest else ()
+        told = ("cpo_alpha", *_OF_KTO, "beta", *_OF_DPO) if not work.is_expert_manifest else ()
         given = [root[key] for key in told if root.get(key, none).value is not None]
         is_loss = its in (*DPO_LOSSES, "simpo")
         if not given and not is_loss:
@@ -95,7 +93,13 @@ def _method(work: Migration) -> str:
                 root["loss_type"] = loss
             return ""
         found = loss if is_loss else given[0]
-        word = "cpo" if "cpo_alpha" in root else str(root.get("method", Item("dpo")).value).lower()
+        word = (
+            "cpo"
+            if "cpo_alpha" in root
+            else "kto"
+            if {*_OF_KTO} & root.keys()
+            else str(root.get("method", Item("dpo")).value).lower()
+        )
     else:
         word = str(found.value).lower()
     if its in PREFERENCES:
@@ -122,6 +126,4 @@ def pair_columns(work: Migration, fields: Entries) -> Entries:
             found[part] = item
     take(fields, "ranking")
     label = take(fields, "kto_tag")
-    if label.value:
-        work.problem(label, "kto is not supported", f"supported: {', '.join(PREFERENCES)}")
-    return found
+    return found | ({"label": label} if label.value not in (None, "label", "kto_tag") else {})

@@ -62,7 +62,8 @@ class TrainingConfig(StrictSection):
     # --- what is trained ---------------------------------------------------------------------
     method: Method = "sft"
     """Training method: supervised fine-tuning, or one that trains on preferred and rejected
-    answers: dpo, ipo, apo_zero, simpo, orpo, cpo."""
+    answers in pairs: dpo, ipo, apo_zero, simpo, orpo, cpo; or on single answers that are good or
+    bad: kto."""
     loss_type: PreferenceLoss | Auto = AUTO
     """dpo only: sigmoid, robust, hinge, ipo, apo_zero, apo_down; auto: that of the method."""
     beta: PositiveNumber | Auto = AUTO
@@ -71,6 +72,10 @@ class TrainingConfig(StrictSection):
     """Losses sigmoid and robust: the share of preferences assumed to be wrong."""
     simpo_gamma: NonNegativeFloat = 1.0
     """simpo: the target margin between the answers."""
+    desirable_weight: NonNegativeFloat = 1.0
+    """kto: weight of good answers."""
+    undesirable_weight: NonNegativeFloat = 1.0
+    """kto: weight of bad answers."""
     sft_weight: NonNegativeFloat | Auto = AUTO
     """Preferences: weight of the preferred answer's mean loss per token; auto: orpo and cpo 1."""
     adapter_type: AdapterType = "lora"

@@ -40,6 +40,8 @@ class FieldMapping(StrictSection):
     """Column with the tools available in a conversation."""
     rejected: Text | None = None
     """Column with rejected answers, for training on preferences; `response` has preferred ones."""
+    label: Text | None = None
+    """Column that says whether an answer is good, for method kto."""
 
 
 class Task(Section):
@@ -99,9 +101,10 @@ class DatasetSpec(Section):
     """Column with already formatted text."""
     field_mapping: FieldMapping | None = None
     """Columns of instruction, input, response, messages, … if they have other names."""
-    preference_rows: Literal["preferred", "pairs", "all"] | None = None
+    preference_rows: Literal["preferred", "pairs", "judged", "all"] | None = None
     """Rows with chosen and rejected answers or a label: `pairs` trains on both answers (the default
-    of methods like dpo, and only for them), `preferred` on the preferred answers alone; `all`
+    of methods like dpo, and only for them), `judged` on answers of which a label says whether they
+    are good, or on pairs (the default of kto), `preferred` on the preferred answers alone; `all`
     ignores a label."""
     json_values: Flag = False
     """Train on lists and objects as JSON text; otherwise such rows are bad rows."""

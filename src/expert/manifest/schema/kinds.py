@@ -156,9 +156,9 @@ def takes(adapter: str, option: str) -> bool:
 
 # --- methods: their losses are in training/objectives/, chosen in planning/choose/recipe.py -------
 
-Method = Literal["sft", "dpo", "ipo", "apo_zero", "simpo", "orpo", "cpo"]
+Method = Literal["sft", "dpo", "ipo", "apo_zero", "simpo", "orpo", "cpo", "kto"]
 PreferenceLoss = Literal[
-    "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "simpo", "orpo", "cpo"
+    "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "simpo", "orpo", "cpo", "kto"
 ]
 
 
@@ -180,8 +180,9 @@ PREFERENCES: dict[str, PreferenceKind] = {
     "simpo": PreferenceKind(loss="simpo", beta=2.0),
     "orpo": PreferenceKind(loss="orpo", sft_weight=1.0, full_rate=5e-6),
     "cpo": PreferenceKind(loss="cpo", sft_weight=1.0),
+    "kto": PreferenceKind(loss="kto"),
 }
-"""Methods that train on pairs of a preferred and a rejected answer."""
+"""Methods that train on preferred and rejected answers: in pairs, and kto also one by one."""
 WITHOUT_REFERENCE = ("simpo", "orpo", "cpo")
 """Losses that do not compare with the weights that training starts from."""
 DPO_LOSSES = ("sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down")

@@ -19,7 +19,7 @@ from expert.parallel.engine import Groups
 from expert.parallel.group import Group
 from expert.parallel.hang import NO_LIMIT, SAVED_BYTES_PER_SECOND
 from expert.planning.memory.memory import with_new_estimate
-from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import ObjectivePlan, RunPlan
 from expert.run.build import Built, build, device_of
 from expert.run.open import Opened
 from expert.run.session.identity import BaseWeights
@@ -29,6 +29,7 @@ from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
 from expert.training.evaluation import EvalResult
 from expert.training.loop import LoopPlan
+from expert.training.objectives.judged import Judged
 from expert.training.objectives.next_token import NextToken
 from expert.training.objectives.objective import Objective
 from expert.training.objectives.preference import Preference
@@ -169,7 +170,7 @@ def open_session(
             keeps=keep,
             group=group,
             early_warnings=early,
-            objective=Preference(plan.objective) if plan.objective.loss else NextToken(),
+            objective=objective_of(plan.objective),
             closing=closing,
             plan=plan,
             data=data,
@@ -179,6 +180,12 @@ def open_session(
         )
         group.listen(lambda: signals.requested, signals.take_save_request)
         yield session
+
+
+def objective_of(plan: ObjectivePlan) -> Objective:
+    if plan.loss is None:
+        return NextToken()
+    return Judged(plan) if plan.loss == "kto" else Preference(plan)
 
 
 def model_of(session: Session) -> Built:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from expert.parallel.engine import Engine
 from expert.training.evaluation import EvalResult, mean_metrics
 
 
 class NextToken:
     """Cross entropy, summed over the target tokens of a batch."""
+
+    def begin_step(self, engine: Engine, batches: Sequence[Any]) -> None:
+        """Nothing: the loss of a batch needs no other batch."""
 
     def weight(self, batch: Any) -> int:
         return int(batch.targets)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from expert.parallel.engine import Engine
 from expert.training.evaluation import EvalResult, Evaluates
 
 
@@ -16,6 +17,9 @@ class Objective(Evaluates, Protocol):
     Sums travel and means are made once: the loss sum of a batch is divided by the weight of all
     batches of the step, on all ranks.
     """
+
+    def begin_step(self, engine: Engine, batches: Sequence[Any]) -> None:
+        """Measure what the losses of the step's batches need of all of them, on all ranks."""
 
     def loss_sum(self, model: Any, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to backpropagate, summed over the batch, and sums of further metrics."""

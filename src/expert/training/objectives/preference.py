@@ -6,7 +6,7 @@ policy, and of the weights that training started from (the reference).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from expert.parallel.engine import Engine
 from expert.planning.run_plan import ObjectivePlan
 from expert.training.evaluation import EvalResult
 
@@ -111,6 +112,9 @@ class Preference:
     """An objective over pairs: loss and metrics are sums over pairs, divided by their number."""
 
     plan: ObjectivePlan
+
+    def begin_step(self, engine: Engine, batches: Sequence[Any]) -> None:
+        """Nothing: a pair needs no other pair."""
 
     def weight(self, batch: Any) -> int:
         return int(batch.counts.examples)
