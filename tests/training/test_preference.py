@@ -14,7 +14,7 @@ from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from expert.planning.run_plan import ObjectivePlan
-from expert.training.objectives.judged import Judged
+from expert.training.objectives.judged import JudgedAnswers
 from expert.training.objectives.preference import LOSSES, Answers, Preference
 from tests.each import each
 from tests.model.models import VOCABULARY, load, tiny_model
@@ -84,7 +84,7 @@ class Scored:
     ],
 )
 def test_kto_has_its_published_values(logps, reference, loss, metric):
-    objective = Judged(plan("kto"))
+    objective = JudgedAnswers(plan("kto"))
     batch = SimpleNamespace(reference=torch.tensor(reference, dtype=torch.float64))
     model = Scored(*logps)
     engine = SimpleNamespace(

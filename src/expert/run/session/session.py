@@ -29,7 +29,7 @@ from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
 from expert.training.evaluation import EvalResult
 from expert.training.loop import LoopPlan
-from expert.training.objectives.judged import Judged
+from expert.training.objectives.judged import JudgedAnswers
 from expert.training.objectives.next_token import NextToken
 from expert.training.objectives.objective import Objective
 from expert.training.objectives.preference import Preference
@@ -185,7 +185,7 @@ def open_session(
 def objective_of(plan: ObjectivePlan) -> Objective:
     if plan.loss is None:
         return NextToken()
-    return Judged(plan) if plan.loss == "kto" else Preference(plan)
+    return JudgedAnswers(plan) if plan.loss == "kto" else Preference(plan)
 
 
 def model_of(session: Session) -> Built:

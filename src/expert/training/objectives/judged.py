@@ -14,7 +14,7 @@ from expert.training.evaluation import EvalResult
 from expert.training.recorder import MEAN_OF
 
 
-class Judged:
+class JudgedAnswers:
     """An objective over answers: a good one is to gain more, and a bad one less, than answers that
     belong to other prompts, whose mean gain estimates how far the model is from its start."""
 
