@@ -64,6 +64,10 @@ Resume = Annotated[
         "checkpoint. if-any: the newest that has saved something, else start one.",
     ),
 ]
+StartFrom = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="Start from the adapter of a run, or of a PEFT folder."),
+]
 AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Resume even if data, model or settings changed.")
 ]
@@ -108,6 +112,7 @@ def train(
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
     device: options.TrainingDevice = None,
+    start_from: StartFrom = None,
     resume: Resume = None,
     allow_changed: AllowChanged = False,
     remote_code: options.AllowRemoteCode = False,
@@ -143,7 +148,9 @@ def train(
         where = device.value if device is not None else "auto"
         _train_each(context, files or [], gpus, device=where, as_json=as_json)
         return
-    flags = options.flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
+    flags = options.flag_overrides(
+        dataset=dataset, output=output, epochs=epochs, device=device, start=start_from
+    )
     manifest = options.one_manifest(files[0] if files else None, manifest)
     read = options.read_requested_manifest(manifest, dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":

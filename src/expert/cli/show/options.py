@@ -158,7 +158,12 @@ def one_manifest(file: Path | None, manifest: Path | None) -> Path | None:
 
 
 def flag_overrides(
-    *, dataset: str | None, output: Path | None, epochs: float | None, device: Device | None
+    *,
+    dataset: str | None,
+    output: Path | None,
+    epochs: float | None,
+    device: Device | None,
+    start: Path | None = None,
 ) -> list[str]:
     """The flags as overrides of the manifest. Paths are relative to the working directory."""
     found = []
@@ -170,6 +175,8 @@ def flag_overrides(
         found += [f"training.dataset.{key}=null" for key in _KEYS_OF_OWN_DATA]
     if output is not None:
         found.append(f"training.config.output_dir={json.dumps(str(output.resolve()))}")
+    if start is not None:
+        found.append(f"training.config.start_from={json.dumps(str(start.absolute()))}")
     if epochs is not None:
         found.append(f"training.config.epochs={epochs:g}")
     if device is not None:
