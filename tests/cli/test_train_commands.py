@@ -263,3 +263,9 @@ def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(run, expe
     assert (ran.code, ran.err) == (130, "")
     assert "stopped by Ctrl-C before the first step: no run was started" in ran.out
     assert list((expert.parent / "runs").iterdir()) == []
+
+
+def test_the_adapter_to_start_from_is_named_from_where_the_command_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = flag_overrides(dataset=None, output=None, epochs=None, device=None, start=Path("run"))
+    assert flags == [f'training.config.start_from="{tmp_path / "run"}"']
