@@ -70,6 +70,18 @@ def test_a_plan_is_its_verdict_time_and_three_decisions_unless_all_of_it_is_aske
     assert max(map(len, lines)) <= 80
 
 
+def test_a_plan_with_many_warnings_keeps_to_a_screen_and_starts_with_what_would_fit(run):
+    settings = ("base_model=Llama-3.1-8B", "max_seq_length=4096", "learning_rate=0.5", "epochs=30")
+    settings += ("dropout=0.9", "attention=flash4", "warmup_steps=9000", "eval_batch_size=4000")
+    words = [word for setting in settings for word in ("--set", setting)]
+    ran = run("plan", EXPERT_JSON, "--gpu", "rtx-4060", *words)
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("✗ does not fit: ")
+    assert lines[1].startswith("warning: memory.fits: ")
+    assert "more warnings" in ran.out
+    assert len(lines) <= 15
+
+
 def test_a_value_from_the_command_line_says_so(run):
     asked = ("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090", "--json")
     given = ("rank=8", "micro_batch_size=2", "packing=false", "optim=sgd", "bf16=true")

@@ -46,6 +46,8 @@ _COUNTED = {
     "note": "{} noted",
 }
 WIDTH = 80
+LINES = 15
+"""Of a plan on one screen."""
 _REMARKS = {"warning": "bold yellow", "advice": "cyan", "superseded": "dim"}
 _NOTICES = {"warning": "bold yellow", "not used here": "cyan", "read as": "", "note": "dim"}
 _SAME_FOR_EVERY_CARD = (
@@ -154,22 +156,40 @@ def show_warnings(read: ReadManifest, console: Console) -> None:
 
 
 def show_plan(plan: RunPlan, console: Console, *, full: bool) -> None:
-    """Whether it fits, the warnings, the time and what was chosen; `full`: every decision too."""
+    """Whether it fits, the warnings, the time and what was chosen; `full`: every decision too.
+
+    Otherwise it takes LINES: the room that warnings leave is that of decisions, and warnings
+    without room are counted. A run prints every one of them.
+    """
+    facts = [line for text in _run_in_words(plan) for line in wrap(text, WIDTH)]
+    facts[:0] = wrap(time_in_words(plan), WIDTH)
+    room = LINES - len(facts) - 3  # the verdict, the line about --full, and one for the manifest's
+    # What would fit comes first: it is the answer to the verdict.
+    texts = sorted(plan.warnings, key=lambda text: not text.startswith("memory.fits"))
+    warnings = [f"warning: {text}" for text in texts]
+    if not full:
+        while sum(len(wrap(text, WIDTH)) for text in warnings) > room and len(warnings) > 1:
+            warnings.pop()
+        room -= sum(len(wrap(text, WIDTH)) for text in warnings)
     _show_verdict(plan, console)
-    show(console, time_in_words(plan), "bold")
-    for text in _run_in_words(plan):
-        for line in wrap(text, WIDTH, subsequent_indent="  "):
-            show(console, line)
+    for text in warnings:
+        show(console, text, _REMARKS["warning"])
+    show(console, facts[0], "bold")
+    for line in facts[1:]:
+        show(console, line)
     if full:
         _show_decisions(plan, console)
         return
     decided = {each.path: each for each in plan.decisions}
     found = [decided[path] for path in _DECISIVE if path in decided]
-    for decision in [d for d in found if d.value not in (None, "none", "single", False)][:3]:
+    chosen = [each for each in found if each.value not in (None, "none", "single", False)]
+    for decision in chosen[: max(0, min(3, room))]:
         text = f"  {decision.path}: {_value(decision)}: {decision.because}"
         show(console, shorten(text.strip(), WIDTH, placeholder=" …"))
     rest = Counter[str](remark.kind for remark in plan.remarks if not _is_warning(remark))
     more = [counted(rest[kind], what) for kind, what in _REMARKED.items() if rest[kind]]
+    hidden = len(plan.warnings) - len(warnings)
+    more[:0] = [f"{hidden} more {'warning' if hidden == 1 else 'warnings'}"] if hidden else []
     show(console, f"{', '.join(['every setting and its reason', *more])}: --full", "dim")
 
 
@@ -261,7 +281,6 @@ def _is_warning(remark: Remark) -> bool:
 
 
 def _show_verdict(plan: RunPlan, console: Console) -> None:
-    """Whether it fits, then every warning."""
     needed, budget = gib(plan.memory.peak_bytes or 0), gib(plan.memory.budget_bytes)
     ranks = plan.parallel.ranks
     where = f"each of {ranks} × {plan.target}" if ranks > 1 else plan.target
@@ -271,8 +290,6 @@ def _show_verdict(plan: RunPlan, console: Console) -> None:
         show(console, f"✓ fits: {needed} of {budget} on {where}", "bold green")
     else:
         show(console, f"✗ does not fit: needs {needed} of {budget} on {where}", "bold red")
-    for text in plan.warnings:
-        show(console, f"warning: {text}", _REMARKS["warning"])
 
 
 def _show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:
@@ -286,6 +303,8 @@ def _show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:
     for plan in plans:
         if not plan.fits:
             _show_verdict(plan, console)
+            for text in plan.warnings:
+                show(console, f"warning: {text}", _REMARKS["warning"])
     if all(plan.fits for plan in plans):
         for remark in plans[0].remarks:
             if remark.kind == "warning" and remark.path.startswith(_SAME_FOR_EVERY_CARD):
