@@ -92,6 +92,17 @@ def test_the_child_process_requires_its_token(loaded):
     assert child.token not in page + " ".join(child.process.args)
 
 
+def test_the_page_offers_validated_rows_with_what_was_expected_as_text(tmp_path):
+    write_run(tmp_path / EMPTY, usual(2))
+    cases = [{"prompt": "say <b>red</b> 1", "expected": "red"}, {"prompt": ["damaged"]}]
+    text = json.dumps({"cases": cases})
+    (tmp_path / EMPTY / "validation.json").write_text(text, encoding="utf-8")
+    browser = BoardClient(tmp_path)
+    page = browser.page(f"/run/{browser.id_of(EMPTY)}/chat")
+    assert 'value="say &lt;b&gt;red&lt;/b&gt; 1" data-expected="red"' in page
+    assert page.count("data-expected") == 1
+
+
 def test_a_run_without_an_expert_says_so_and_leaves_the_other_loaded(loaded):
     answer = loaded.post(f"/run/{loaded.id_of(EMPTY)}/load")
     assert answer.status_code == 409

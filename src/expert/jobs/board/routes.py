@@ -13,7 +13,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from expert.core.rundir import RunFolder
+from expert.core.stored_json import read_object_or_empty
 from expert.insight.page.comparison import comparison_section
+from expert.insight.page.validation import SHOWN_CASES, Validated
 from expert.jobs.board.actions import (
     ActionRefused,
     StartedCommand,
@@ -174,8 +176,14 @@ async def _chat(request: Request) -> Response:
     """Two conversations and one input for both; the script does the rest."""
     view = await _view(request, "chat")
     found = _board(request).get(request.path_params["id"], "run")
-    html = page("chat", f"Chat with {found.name}", found=found, view=view)
+    validated = Validated(await run_in_threadpool(_validation_of, found))
+    rows = [case for case in validated.cases if isinstance(case.get("prompt"), str)][:SHOWN_CASES]
+    html = page("chat", f"Chat with {found.name}", found=found, view=view, rows=rows)
     return HTMLResponse(html)
+
+
+def _validation_of(found: BoardItem) -> dict[str, Any]:
+    return read_object_or_empty(RunFolder(found.path).validation)
 
 
 async def _job(request: Request) -> Response:

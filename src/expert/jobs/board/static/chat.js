@@ -36,6 +36,7 @@ async function ask(name, settings, signal) {
   const place = byId(`talk-${name}`);
   const shown = bubble(name, "theirs", "…");
   const talk = talks[name];
+  const sent = form.elements.history.checked ? talk : talk.slice(-1);
   const began = performance.now();
   let text = "";
   let end = "";
@@ -45,7 +46,7 @@ async function ask(name, settings, signal) {
     const answer = await fetch(`/run/${form.dataset.run}/ask`, {
       method: "POST",
       headers: { "content-type": "application/json", "x-expert-board": "1" },
-      body: JSON.stringify({ model: name, messages: talk, ...settings }),
+      body: JSON.stringify({ model: name, messages: sent, ...settings }),
       signal,
     });
     if (!answer.ok) {
@@ -101,13 +102,19 @@ async function say() {
     bubble(name, "mine", text);
     talks[name].push({ role: "user", content: text });
   });
+  const row = [...(form.elements.row?.options ?? [])].find((option) => option.value.trim() === text);
   const settings = settingsIn();
   await Promise.all(NAMES.map((name) => ask(name, settings, running.signal)));
   running = null;
   byId("halt").hidden = true;
+  if (row?.dataset.expected) NAMES.forEach((name) => bubble(name, "wanted", `expected: ${row.dataset.expected}`));
   field.focus();
 }
 
+form.elements.row?.addEventListener("change", (event) => {
+  form.elements.message.value = event.target.value;
+  form.elements.message.focus();
+});
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   say();
