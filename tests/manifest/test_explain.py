@@ -126,7 +126,7 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
             "training.config.wandb_entity",
             "Not used here: trackers read accounts from the environment",
         ),
-        ("loraplus_lr_ratio", "Refused: LoRA+ is not supported"),
+        ("neftune_noise_alpha", "Refused"),
     ],
 )
 def test_a_key_of_another_trainer_is_explained(name, words):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from expert.model.adapters import adalora_schedule
+from expert.model.adapters import ADAPTER, adalora_schedule, low_rank_layers
 from expert.model.load import LoadedModel
 from expert.model.saving import load_trainable, save_trained
 from tests.each import each
@@ -250,3 +250,54 @@ def updates(loaded: LoadedModel, batch: Batch, steps: range) -> None:
         loaded.after_step(step)
         for _, parameter in loaded.trainable:
             parameter.grad = None
+
+
+def test_pissa_starts_as_the_base_does_and_is_saved_for_the_base_as_it_is(qwen, tmp_path):
+    plain, loaded = load(qwen, "none"), load(qwen, init="pissa")
+    batch = packed_batch()
+    before = plain.loss_sum(batch).item()
+    assert loaded.loss_sum(batch).item() == pytest.approx(before, rel=FLOAT_ERROR)
+    weight = next(value for name, value in plain.module.named_parameters() if "q_proj" in name)
+    layer = low_rank_layers(loaded.module)[0]
+    added = layer.scaling[ADAPTER] * (layer.lora_B[ADAPTER].weight @ layer.lora_A[ADAPTER].weight)
+    values = torch.linalg.svdvals(weight)[: len(layer.lora_A[ADAPTER].weight)]
+    found = torch.linalg.svdvals(added)[: len(values)]
+    # Values of a random matrix are close to each other; the power iteration tells them apart to 1e-4.
+    torch.testing.assert_close(found, values, rtol=1e-3, atol=0.0)
+
+    losses = train(loaded, batch, rate=0.005)
+    assert losses[-1] < losses[0] - 0.01
+    trained = plain_peft(loaded, qwen, tmp_path)
+    ids = torch.tensor([documents(9)[0]])
+    expected = loaded.module(input_ids=ids).logits
+    # Two factors of a sum that cancels: a little more than float32's error.
+    torch.testing.assert_close(trained(input_ids=ids).logits, expected, rtol=1e-3, atol=1e-4)
+    again = load(qwen, init="pissa")
+    load_trainable(again, trainable_tensors(loaded))
+    assert torch.equal(again.module(input_ids=ids).logits, expected)
+
+
+def test_pissa_on_a_quantised_base_is_refused(qwen):
+    assert "base weights, which are in int4" in refusal(
+        lambda: load(qwen, quantization="int4", init="pissa")
+    )
+
+
+@each("family", ["qwen3", "llama"])  # one shares embedding and head
+def test_embedding_and_head_are_trained_in_float32_and_saved_for_peft(family, tmp_path):
+    folder = tiny_model(tmp_path / "base", family)
+    changes = {"modules_to_save": ["embed_tokens", "lm_head"], "precision": "bf16"}
+    loaded = load(folder, adapter_dtype=torch.float32, **changes)
+    whole = {n: p for n, p in loaded.trainable if "embed_tokens" in n or "lm_head" in n}
+    assert len(whole) == (1 if family == "qwen3" else 2)
+    assert {parameter.dtype for parameter in whole.values()} == {torch.float32}
+    first = {name: parameter.detach().clone() for name, parameter in whole.items()}
+    losses = train(loaded, packed_batch(), rate=0.005, autocast=True)
+    assert losses[-1] < losses[0] - 0.01
+    assert not any(torch.equal(parameter, first[name]) for name, parameter in whole.items())
+
+    saved = load(folder, **changes | {"precision": "fp32"})
+    load_trainable(saved, trainable_tensors(loaded))
+    trained, ids = plain_peft(saved, folder, tmp_path / "adapter"), torch.tensor([documents(9)[0]])
+    expected = saved.module(input_ids=ids).logits
+    torch.testing.assert_close(trained(input_ids=ids).logits, expected, rtol=1e-5, atol=1e-5)

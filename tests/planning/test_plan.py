@@ -93,6 +93,7 @@ def test_every_real_manifest_fits_the_cards_of_the_guides_unmodified(card):
 OWN_VALUES: dict[str, list[Any]] = {
     "betas": [[0.8, 0.9]],
     "feedforward_modules": [["down_proj"]],
+    "modules_to_save": [["lm_head"]],
     "lr_scheduler_kwargs": [{"num_cycles": 2}],
     "gradient_checkpointing_kwargs": [{"use_reentrant": True}],
     "save_total_limit": [None],

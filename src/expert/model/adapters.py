@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from expert.planning.run_plan import AdapterPlan
 ADAPTER = "default"
 """PEFT's name of the adapter."""
 ADAPTER_FILE = "adapter_model.safetensors"
+IN_PEFT = "base_model.model."
+"""In front of the names of the base's weights."""
+PISSA_PASSES = 16
+"""Of the power iteration, as in PEFT's `pissa_niter_16`."""
 _TARGETS = "training.config.target_modules"
 
 
@@ -49,6 +54,10 @@ def add_adapter(
         able = [name for name, kind in ADAPTERS.items() if kind.quantised]
         fix = f"use quantization: none, or {_listed(able)}"
         raise ModelError("training.config.adapter_type", what, fix)
+    if plan.init == "pissa" and quantization in QUANTISED:
+        what = f"pissa changes the base weights, which are in {quantization}"
+        fix = "use quantization: none, or leave it out"
+        raise ModelError("training.config.adapter_init", what, fix)
     with bitsandbytes_as_needed(quantization):
         peft: Any = importlib.import_module("peft")
         config = adapter_config(model, plan, total_steps=total_steps)
@@ -61,8 +70,12 @@ def add_adapter(
                 parameter.requires_grad_(False)
             elif parameter.requires_grad:
                 parameter.data = parameter.data.to(dtype)
+        if plan.modules_to_save:
+            _train_whole(model, plan.modules_to_save, dtype)
+        if plan.init == "pissa":
+            _start_from_largest(wrapped, seed)
         if plan.start is not None:
-            _load_adapter(wrapped, Path(plan.start))
+            _load_adapter(wrapped, Path(plan.start), plan)
         if plan.type == "dora":
             replace_dora_layers(wrapped, ADAPTER)
         if plan.type in ("lora", "dora"):
@@ -70,8 +83,52 @@ def add_adapter(
         return wrapped
 
 
+def whole_modules(model: Any, names: Sequence[str]) -> dict[str, nn.Module]:
+    """The embedding and the head that are trained beside the adapter, by their names in the model;
+    both if they share their weights."""
+    known = {"embed_tokens": model.get_input_embeddings(), "lm_head": model.get_output_embeddings()}
+    weights = {id(known[name].weight) for name in names}
+    parts = [part for part in known.values() if id(part.weight) in weights]
+    return {name: part for name, part in model.named_modules() if part in parts}
+
+
+def _train_whole(model: Any, names: Sequence[str], dtype: torch.dtype) -> None:
+    """Train these modules in the adapter's dtype; the model computes in its own, as before."""
+    for part in whole_modules(model, names).values():
+        weight: Any = part.weight
+        computed = weight.dtype
+        weight.data = weight.data.to(dtype)
+        weight.requires_grad_(True)
+        if computed != dtype and isinstance(part, nn.Embedding):  # the loss rounds the head itself
+            part.register_forward_hook(lambda module, args, output, to=computed: output.to(to))
+
+
 @torch.no_grad()
-def _load_adapter(wrapped: Any, folder: Path) -> None:
+def _start_from_largest(wrapped: Any, seed: int) -> None:
+    """PiSSA: the adapter starts as the largest singular values of each weight, which keeps the rest.
+    What it started with stays at the layer, because a saved adapter is added to the whole weight."""
+    for layer in low_rank_layers(wrapped):
+        weight, scaling = layer.get_base_layer().weight, layer.scaling[ADAPTER]
+        weight = weight.t() if layer.fan_in_fan_out else weight
+        first, second = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+        with torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
+            torch.manual_seed(seed)
+            # Twice as many as are wanted: the last of them are found least well.
+            size = min(2 * len(first), *weight.shape)
+            left, values, right = torch.svd_lowrank(weight.float(), q=size, niter=PISSA_PASSES)
+        root = (values / scaling).sqrt()
+        first.copy_((right * root)[:, : len(first)].t())
+        second.copy_((left * root)[:, : len(first)])
+        weight.copy_(weight.float() - scaling * second.float() @ first.float())
+        layer.started_with = first.clone(), second.clone()
+
+
+def low_rank_layers(wrapped: nn.Module) -> list[Any]:
+    return [layer for layer in wrapped.modules() if ADAPTER in getattr(layer, "lora_A", ())]
+
+
+@torch.no_grad()
+def _load_adapter(wrapped: Any, folder: Path, plan: AdapterPlan) -> None:
     """Give the adapter the weights in a folder in PEFT's format, which must have its shape."""
     peft, place = importlib.import_module("peft"), "training.config.start_from"
     try:
@@ -80,6 +137,8 @@ def _load_adapter(wrapped: Any, folder: Path) -> None:
         fix = "name a finished run that trained an adapter, or a folder in PEFT's format"
         raise ModelError(place, f"{folder}: no adapter can be read there: {error}", fix) from error
     own = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+    parts = whole_modules(wrapped.get_base_model(), plan.modules_to_save)
+    own |= {f"{IN_PEFT}{name}.weight": part.weight for name, part in parts.items()}
     shapes = [{name: tuple(t.shape) for name, t in each.items()} for each in (own, tensors)]
     differ = sorted(name for name, _ in shapes[0].items() ^ shapes[1].items())
     if differ:

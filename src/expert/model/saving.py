@@ -14,7 +14,7 @@ from torch import Tensor
 
 from expert.core.files import write_text_atomically
 from expert.manifest.schema.kinds import ADAPTERS
-from expert.model.adapters import ADAPTER, ADAPTER_FILE
+from expert.model.adapters import ADAPTER, ADAPTER_FILE, IN_PEFT, whole_modules
 from expert.model.base_folder import base_reference, copy_tokenizer
 from expert.model.chargpt import CharGpt, save_char_gpt
 from expert.model.errors import ModelError
@@ -75,12 +75,34 @@ def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
     finally:
         if loaded.ranks is not None:
             config.rank_pattern = pattern
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    if loaded.adapter.init == "pissa":
+        tensors |= _added_to_the_whole(loaded.module)
+        settings |= {"r": 2 * config.r, "lora_alpha": 2 * config.lora_alpha}
+        settings["init_lora_weights"] = True
+    parts = whole_modules(loaded.causal_lm, loaded.adapter.modules_to_save)
+    if parts:
+        tensors |= {f"{IN_PEFT}{name}.weight": part.weight.detach() for name, part in parts.items()}
+        settings["modules_to_save"] = sorted(name.rpartition(".")[2] for name in parts)
+        settings["ensure_weight_tying"] = len({part.weight for part in parts.values()}) < len(parts)
+    # Cloned where two names share their weights, which safetensors refuses.
+    whole = {name: tensor.clone() for name, tensor in tensors.items()}
     save_file(whole, folder / ADAPTER_FILE, metadata={"format": "pt"})
     settings["inference_mode"] = True
     settings["revision"] = revision
     text = json.dumps(settings, indent=2, sort_keys=True, default=_plain)
     write_text_atomically(folder / "adapter_config.json", text + "\n")
+
+
+def _added_to_the_whole(module: Any) -> dict[str, Tensor]:
+    """The factors of PiSSA for the base as it is: those trained, less those started with."""
+    tensors = {}
+    for name, layer in module.named_modules():
+        if hasattr(layer, "started_with"):
+            first, second = (getattr(layer, each)[ADAPTER].weight for each in ("lora_A", "lora_B"))
+            before, after = layer.started_with
+            tensors[f"{name}.lora_A.weight"] = torch.cat([first.detach(), before])
+            tensors[f"{name}.lora_B.weight"] = torch.cat([second.detach(), -after], dim=1)
+    return tensors
 
 
 def _plain(value: Any) -> Any:

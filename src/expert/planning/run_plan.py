@@ -67,6 +67,9 @@ class AdapterPlan(Slice):
     trainable_parameters: int | None
     start: str | None = None
     """Folder of the adapter that training starts from."""
+    init: str = "default"
+    modules_to_save: list[str] = []
+    """Parts of the base that are trained whole, beside the adapter."""
 
 
 class KernelPlan(Slice):
@@ -136,6 +139,7 @@ class OptimPlan(Slice):
     epsilon: float
     max_grad_norm: float
     seed: int
+    loraplus_lr_ratio: float = 1.0
 
 
 class LengthPlan(Slice):

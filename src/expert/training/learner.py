@@ -182,14 +182,16 @@ class CapturedStep:
 
     def __init__(self, optimizer: Optimizer, capture: Capture, device: torch.device) -> None:
         self._capture = capture
-        self._rate = torch.zeros((), device=device)
+        factors = {group["rate_factor"] for group in optimizer.param_groups}
+        self._rates = {factor: torch.zeros((), device=device) for factor in factors}
         self._losses = torch.zeros((), device=device)
         self._met: tuple[int, ...] = ()
         self._times = 0
         self._made: tuple[CapturedOutputs, Replay] | None = None
         optimizer._warned_capturable_if_run_uncaptured = True
         for group in optimizer.param_groups:
-            group["lr"] = self._rate  # a tensor, which the graph reads again at every replay
+            # A tensor, which the graph reads again at every replay.
+            group["lr"] = self._rates[group["rate_factor"]]
             if device.type == "cuda":
                 group["capturable"] = True
 
@@ -197,7 +199,8 @@ class CapturedStep:
         self, step: Step, rate: float, losses: Tensor, gradients: Sequence[Tensor | None]
     ) -> tuple[Tensor, Tensor]:
         """Take a step: directly while gradients move, by the graph once they have stayed."""
-        self._rate.fill_(rate)
+        for factor, tensor in self._rates.items():
+            tensor.fill_(rate * factor)
         self._losses.copy_(losses)
         places = tuple(0 if tensor is None else tensor.data_ptr() for tensor in gradients)
         if places != self._met:

@@ -36,6 +36,7 @@ _STATE_KEYS = {
 _EMBEDDING = re.compile(
     r"(?:^|[._])(?:emb(?:ed(?:ding)?s?)?|wte|wpe|(?:soft_?)?prompts?)(?:$|[._])", re.IGNORECASE
 )
+_SECOND_FACTOR = re.compile(r"lora_(?:embedding_)?B(?:$|\.)")
 _LOW_RANK_FACTOR = re.compile(r"lora_(?:embedding_)?[AB](?:$|\.)")
 
 
@@ -55,16 +56,18 @@ class StateMismatch(ExpertError):
 
 
 def build_optimizer(named: Named, plan: OptimPlan, *, device: torch.device) -> Optimizer:
-    """The planned optimizer for these parameters, with weight decay on matrices only."""
+    """The planned optimizer for these parameters, with weight decay on matrices only, and with the
+    higher rate of LoRA+ for the second factor of every adapter."""
     kind = plan.optimizer
+    by_treatment: dict[tuple[float, float], list[Parameter]] = {}
+    for name, parameter in named:
+        decay = plan.weight_decay if has_weight_decay(name, parameter) else 0.0
+        factor = plan.loraplus_lr_ratio if _SECOND_FACTOR.search(name) else 1.0
+        by_treatment.setdefault((decay, factor), []).append(parameter)
     groups: list[dict[str, Any]] = [
-        {
-            "params": [p for name, p in named if has_weight_decay(name, p)],
-            "weight_decay": plan.weight_decay,
-        },
-        {"params": [p for name, p in named if not has_weight_decay(name, p)], "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": decay, "rate_factor": factor}
+        for (decay, factor), parameters in by_treatment.items()
     ]
-    groups = [group for group in groups if group["params"]]
     rate, betas, epsilon = plan.learning_rate, plan.betas, plan.epsilon
     if kind == "adamw_torch":
         return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=epsilon)
@@ -133,7 +136,7 @@ def has_weight_decay(name: str, parameter: Tensor) -> bool:
 def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Set the learning rate of all groups; a host number, so nothing synchronises."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["rate_factor"]
 
 
 def clip(

@@ -224,6 +224,20 @@ def _start(manifest: Manifest, found: Findings) -> None:
         what = f"adapter_type {config.adapter_type} does not start from an adapter"
         fix = "name the folder of trained weights as the base model, or remove it"
         found.wrong("training.config.start_from", what, fix)
+    if config.adapter_type not in ("lora", "dora"):
+        for key in ("adapter_init", "loraplus_lr_ratio", "modules_to_save"):
+            if getattr(config, key) != TrainingConfig.model_fields[key].default:
+                what = f"adapter_type {config.adapter_type} does not have it"
+                found.wrong(f"training.config.{key}", what, "use adapter_type: lora, or remove it")
+    elif config.adapter_init == "pissa":
+        clashes = {
+            "start_from": config.start_from is not None,
+            "adapter_type: dora": config.adapter_type == "dora",
+            "a quantised base": any(each.quantization in QUANTISED for each in manifest.base_models),
+        }
+        for other in (other for other, is_set in clashes.items() if is_set):
+            what = f"pissa cannot be combined with {other}"
+            found.wrong("training.config.adapter_init", what, "remove one of them")
 
 
 _OF_LOSSES = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}

@@ -74,10 +74,11 @@ def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any,
 
 def _convert_config(work: Migration, config: Entries) -> None:
     """Convert values that need more than a table: `q_proj,v_proj` is a list of two."""
-    targets = config.get("target_modules", Item(None))
-    if isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
-        names = [name.strip() for name in targets.value.split(",") if name.strip()]
-        targets.value = [with_value(targets, name) for name in names]
+    for key in ("target_modules", "modules_to_save"):
+        modules = config.get(key, Item(None))
+        if isinstance(modules.value, str) and _LAYERS.fullmatch(modules.value):
+            names = [name.strip() for name in modules.value.split(",") if name.strip()]
+            modules.value = [with_value(modules, name) for name in names]
     _convert_trackers(work, config)
     if config.get("loss_type", Item(None)).value == "nll":  # TRL's name of what sft does
         del config["loss_type"]

@@ -91,6 +91,10 @@ class TrainingConfig(StrictSection):
     start_from: Text | None = None
     """Adapter whose weights training starts from, and which preferences are compared with: a run,
     or a folder in PEFT's format; null: an untrained one."""
+    adapter_init: Literal["default", "pissa"] = "default"
+    """lora: how it starts; `pissa`: as the largest singular values of the base's weights."""
+    modules_to_save: list[Literal["embed_tokens", "lm_head"]] = []
+    """Parts of the base to train whole beside the adapter, as new tokens need it."""
     feedforward_modules: list[Text] = []
     """IA3 only: target modules whose input is scaled instead of their output."""
 
@@ -103,6 +107,8 @@ class TrainingConfig(StrictSection):
     learning_rate: PositiveShare | Auto = AUTO
     """Peak rate; auto: 2e-4, full 2e-5, ia3 and soft prompts 5e-3, from scratch 1e-3; preferences:
     full 5e-7, adapters 5e-6, orpo ten times as much."""
+    loraplus_lr_ratio: PositiveNumber = 1.0
+    """lora, dora: learning rate of the second factor over that of the first (LoRA+: 16)."""
     batch_size: Count | Auto = AUTO
     """Rows per step, before gradient_accumulation_steps; auto: 16; for char-gpt by the GPU."""
     batch_tokens: Count | None = None

@@ -155,6 +155,8 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
     if start is not None and not (start / ADAPTER_CONFIG).is_file():
         start = start / "final"  # of a run
     draft.settle_from_config("adapter.start", "start_from", str(start) if start else None)
+    draft.settle_from_config("adapter.init", "adapter_init")
+    draft.settle_from_config("adapter.modules_to_save", "modules_to_save")
     keys = {"name", "tokens", "init_method", "init_text"}
     prompts = [prompt.model_dump(include=keys) for prompt in draft.manifest.soft_prompts]
     because = "soft_prompts of the manifest" if prompts else "none asked for"
@@ -220,7 +222,7 @@ def settle_optimisation(draft: PlanDraft) -> None:
 AS_WRITTEN = {
     "optim.epsilon": "adam_epsilon",
     "watch.metric": "metric_for_best_model",
-    **{f"optim.{key}": key for key in ("weight_decay", "betas", "seed")},
+    **{f"optim.{key}": key for key in ("weight_decay", "betas", "seed", "loraplus_lr_ratio")},
     **{
         f"watch.{key}": key
         for key in (

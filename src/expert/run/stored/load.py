@@ -253,6 +253,9 @@ def _loaded(
     changes = {"attention": "sdpa", "precision": precision, "device": device.type}
     model, characters = plan.model, None
     adapter = plan.adapter.model_copy(update={"start": None})  # its own weights follow
+    if adapter.init == "pissa" and choice.is_final:  # saved with what it started with
+        twice = {"rank": 2 * (adapter.rank or 0), "alpha": 2 * (adapter.alpha or 0.0)}
+        adapter = adapter.model_copy(update={"init": "default", **twice})
     of_characters = model.name == CHAR_GPT
     # A fully trained model is loaded from its final folder, without a base.
     whole = choice.is_final and (of_characters or adapter.type == "full")
