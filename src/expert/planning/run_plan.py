@@ -71,6 +71,11 @@ class AdapterPlan(Slice):
     modules_to_save: list[str] = []
     """Parts of the base that are trained whole, beside the adapter."""
 
+    @property
+    def changes_base(self) -> bool:
+        """Whether the base that it is trained in is not the one that others share."""
+        return self.type == "full" or bool(self.modules_to_save) or self.init == "pissa"
+
 
 class KernelPlan(Slice):
     device: Literal["cuda", "cpu"]

@@ -63,6 +63,9 @@ def read_export(path: Path) -> ServedSource:
     kind = "dora" if settings.get("use_dora") else str(settings.get("peft_type", "none")).lower()
     if (path / "soft_prompts").is_dir() or kind not in (*ADAPTERS, "none"):
         raise CannotServe(f"{path}: soft prompts of exports are not served  (serve its run)")
+    if settings.get("modules_to_save"):
+        what = "embedding or head are trained whole, which is not served from an export"
+        raise CannotServe(f"{path}: {what}  (serve its run, or export it with --merged)")
     base: dict[str, Any] = origin.get("base") or {}
     plan: RunPlan = _partly(
         RunPlan,

@@ -92,7 +92,8 @@ def load_models(
     for source in wanted:
         loading(f"loading {source.plan.model.name} and {source.state} of {source.path}")
         plan, key = source.plan, _base_of(source.plan)
-        shares = source.state == BASE or plan.adapter.type in ADAPTERS
+        own_base = plan.adapter.changes_base and source.state != BASE
+        shares = not own_base and (source.state == BASE or plan.adapter.type in ADAPTERS)
         shared = bases.get(key) if shares else None
         # It is read on the CPU if its base is on the GPU already, unless its weights would differ
         # there. Fused blocks have weights of their own: they cannot use those of another expert.
@@ -101,7 +102,7 @@ def load_models(
         trained = source.load(device=place, fused=shared is None)
         if shared is not None:
             trained = _on_base(trained, shared, on)
-        elif plan.adapter.type != "full":
+        elif not own_base:
             bases[key] = trained
         loaded.append(_model(source, trained))
     return loaded
