@@ -23,10 +23,7 @@ class Board:
     summaries: Summaries = field(default_factory=Summaries)
     hub: Hub = field(default_factory=Hub)
     chat: Chat = field(default_factory=Chat)
-    jobs: Jobs = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.jobs = Jobs(self.places.roots)
+    jobs: Jobs = field(default_factory=Jobs)
 
     def get(self, name: str, kind: Kind) -> BoardItem:
         found = self.places.get(name, kind)
