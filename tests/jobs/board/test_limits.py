@@ -34,7 +34,7 @@ def served(browser: BoardClient) -> Iterator[tuple[str, int]]:
 
 
 def test_a_body_of_two_megabytes_gets_an_answer(browser, served):
-    place = f"/run/{browser.id_of(RUN)}/notes"
+    place = f"/run/{browser.id_of(RUN)}/stop"
     origin = f"http://{served[0]}:{served[1]}"
     headers = {"cookie": f"expert_board={browser.guard.cookie}", "origin": origin,
                "x-expert-board": "1", "content-type": "application/json"}  # fmt: skip

@@ -24,7 +24,7 @@ from expert.jobs.board.actions import (
     trainer_of,
 )
 from expert.jobs.board.board import Board
-from expert.jobs.board.folders import BoardItem, notes_in, read_notes, write_notes
+from expert.jobs.board.folders import BoardItem
 from expert.jobs.board.live import View
 from expert.jobs.board.manifest_form import (
     make_expert,
@@ -133,7 +133,7 @@ async def _run(request: Request) -> Response:
     state = (await run_in_threadpool(board.summaries.of, found)).state
     jobs = [job for job in board.jobs.all() if job.subject == found.id]
     html = page("run", found.name, read_only=board.read_only, found=found, view=view, state=state,
-                notes=read_notes(found.path), jobs=jobs)  # fmt: skip
+                jobs=jobs)  # fmt: skip
     return HTMLResponse(html)
 
 
@@ -249,12 +249,6 @@ async def _of_run(request: Request) -> Response:
         case "export":
             words = export_command(found, merged=given.get("merged") is True)
             return await _started(board, what, words, found)
-        case "notes":
-            tags = given.get("tags")
-            split = [word.strip() for word in tags.split(",")] if isinstance(tags, str) else tags
-            notes = notes_in({"tags": split, "note": given.get("note")})
-            await run_in_threadpool(write_notes, run, notes)
-            return JSONResponse({"go": f"/run/{found.id}"})
         case "load":
             # For chat; on the CPU while a run is training on this machine.
             runs = board.places.of_kind("run")
