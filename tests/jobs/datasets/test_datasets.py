@@ -126,18 +126,6 @@ def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):
     assert "rows: not read: far/code.py" in notes
 
 
-def test_rows_repeated_too_often_to_be_kept_apart_are_reported(tmp_path):
-    file = an_expert(tmp_path)
-    write(tmp_path / "train.jsonl", lines(ROWS[:2] * 100))
-    report = check_dataset(file)
-    assert by_name(report)["validation"].lengths["examples"] == 20
-    words = (
-        "the rows repeat so much that 20 of 20 rows held out for validation are trained on as well"
-    )
-    assert report.doubts[0].startswith(words)
-    assert [doubt.text for doubt in prepare(file).doubts] == [report.doubts[0]]
-
-
 def test_a_duplicate_is_split_off_with_its_twin_and_preparing_draws_the_same_rows(tmp_path):
     file = an_expert(tmp_path)
     write(tmp_path / "train.jsonl", lines(ROWS + ROWS))
@@ -160,25 +148,6 @@ def test_a_weight_above_one_is_neither_a_duplicate_nor_a_leak(tmp_path):
     assert splits["validation"].leaks[SAME].count == 0
     whole = {"tasks": tasks, "validation_split": 0}
     assert list(by_name(check_dataset(an_expert(tmp_path, dataset=whole)))) == ["train"]
-
-
-def test_remnants_of_a_template_and_overlong_rows_are_warned_of(tmp_path):
-    dataset = {"path": "train.jsonl", "validation_split": 0}
-    file = an_expert(tmp_path, dataset=dataset)
-    odd = [
-        {"instruction": "a", "output": "b ### Response: c"},
-        {"instruction": "d" * 500, **{"output": "e"}},
-    ]
-    write(tmp_path / "train.jsonl", lines(ROWS[:8] + odd))
-    report = check_dataset(file)
-    assert [line.partition(" is left out")[0] for line in report.warnings()] == [
-        f"train: template remnant ### Response: in 1 example: {tmp_path / 'train.jsonl'}:9",
-        "train: 1 example longer than max_seq_length: 383 tokens (45.6%) are lost",
-        "train: 1 of 10 rows (10%)",
-    ]
-    assert report.splits[0].lengths["over_long_share"] == 0.1
-    concat = check_dataset(file, overrides=("packing=concat",))
-    assert concat.splits[0].lengths["over_long"] is None
 
 
 def test_preparing_warns_of_the_text_of_its_first_rows_and_again_from_the_cache(tmp_path):

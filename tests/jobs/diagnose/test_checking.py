@@ -17,7 +17,6 @@ from expert.planning.machine.host import unknown
 from expert.planning.machine.machine import Fact, describe_machine
 from expert.run.open import prepare
 from tests.jobs.runs import ROWS, write_expert
-from tests.planning.fake_nvml import FakeNvml
 
 
 def checked(manifest: Path, **more: Any) -> dict[str, Finding]:
@@ -131,14 +130,6 @@ def test_a_named_card_is_checked_and_gets_a_band(tmp_path):
     assert "step" in names["length"].evidence
     known = whole(manifest, gpu="h200").band  # a card that was measured
     assert known.measured
-
-
-def test_a_card_of_this_machine_is_looked_at_through_nvml(tmp_path):
-    nvml = FakeNvml()
-    machine = describe_machine(tmp_path, nvml=nvml, environ={})
-    manifest = write_expert(tmp_path, "tiny", {"logging_steps": 10})
-    found = checked(manifest, machine=machine)
-    assert found["gpu"].title == "there is a GPU: NVIDIA H100 80GB HBM3"
 
 
 def test_a_character_corpus_is_looked_at(tmp_path):

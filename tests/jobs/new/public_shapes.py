@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -78,14 +77,6 @@ def parquet(rows: Rows) -> Callable[[Path], None]:
 
 def plain(text: str, encoding: str = "utf-8") -> Callable[[Path], None]:
     return lambda path: _write(path, text.encode(encoding))
-
-
-def packed(write: Callable[[Path], None]) -> Callable[[Path], None]:
-    def pack(path: Path) -> None:
-        write(path)
-        path.write_bytes(gzip.compress(path.read_bytes()))
-
-    return pack
 
 
 def sheet(rows: Rows) -> Callable[[Path], None]:
@@ -175,11 +166,6 @@ SPIDER_SAID = tuple(exchange(row["question"], row["query"]) for row in SPIDER)
 
 INSTRUCTIONS = {
     "alpaca": of_lines(*ALPACA, said=BOTH),
-    "alpaca with its formatted text": of_lines(
-        *([{**row, "text": "### Instruction: …"} for row in ALPACA]),
-        said=BOTH,
-        warned="columns that are not used: text",
-    ),
     "alpaca with system and history": of_array(
         {**ALPACA[0], "system": "Be brief.", "history": [["Hi.", "Hello."]]},
         ALPACA[1],
@@ -193,17 +179,10 @@ INSTRUCTIONS = {
         {"instruction": ASK2, "context": INPUT, "response": ANSWER2, "category": "sum"},
         said=(BOTH[0], exchange(f"{ASK2}\n\nContext:\n{INPUT}", ANSWER2)),
     ),
-    "prompt and completion": of_lines(
-        *renamed(pairs(), q="prompt", good="completion", bad="meta"), said=PLAIN_BOTH
-    ),
     "columns that are named": of_lines(
         *renamed(pairs(), q="problem", good="solution"),
         said=PLAIN_BOTH,
         options=("--map", "instruction=problem", "--map", "response=solution"),
-    ),
-    "columns that nobody knows": of_lines(
-        *renamed(pairs(), q="problem", good="solution"),
-        refused=("(name them in --map PART=COLUMN: instruction and response"),
     ),
     "several tasks": of_lines(
         {"task": "t", "input": {"instruction": ASK}, "output": ANSWER},
@@ -216,29 +195,12 @@ INSTRUCTIONS = {
         said=(exchange(ASK, '{"a":1}'), exchange(ASK2, '{"a":2}')),
         options=("--json-values",),
     ),
-    "natural instructions": twice(
-        {"definition": ASK2, "input": ASK, "output": ANSWER},
-        exchange(ASK, ANSWER),
-        warned="columns that are not used: definition (filled in 2 of 2 rows)",
-    ),
-    "gsm8k": twice(
-        {"question": ASK, "answer": "48+24 = <<48+24=72>>72\n#### 72"},
-        exchange(ASK, "48+24 = <<48+24=72>>72\n#### 72"),
-    ),
 }
 
 CHATS = {
     "sharegpt": of_array(
         {"id": "1", "conversations": [human(ASK), gpt(ANSWER), human(ASK2), gpt(ANSWER2)]},
         said=TALK_SAID,
-    ),
-    "sharegpt with a system column and another system turn": twice(
-        {
-            "conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)],
-            "system": "Other.",
-        },
-        exchange(ASK, ANSWER, "S."),
-        warned="'system' ignored, since the messages begin with their own system text",
     ),
     "sharegpt with tools": twice(
         {
@@ -267,18 +229,6 @@ CHATS = {
     "a conversation under another name": twice(
         {"id": 1, "talk": TALK},
         refused="columns found: id, talk  (--map messages=talk reads its conversations)",
-    ),
-    "messages as Python writes them": twice(
-        {"prompt": ASK, "messages": str(TALK)},
-        kind="csv",
-        refused=(
-            "(the column 'messages' holds no messages: it needs a list of them, or its JSON text)"
-        ),
-    ),
-    "ultrachat": twice(
-        {"prompt": ASK, "prompt_id": "1", "messages": TALK},
-        TALK_SAID[0],
-        warned="columns that are not used: prompt",
     ),
     "openai with weights": of_lines(
         {"messages": [user(ASK), assistant("x", weight=0), user(ASK2), assistant(ANSWER2)]},
@@ -354,31 +304,9 @@ QUERIES = {
         kind="json",
         refused="(name them in --map PART=COLUMN: instruction and response",
     ),
-    "prompts and completions with tools": twice(
-        {"prompt": [user(ASK)], "completion": [assistant(ANSWER)], "tools": [{"name": "weather"}]},
-        [("user", ASK), ("user", '{"name": "weather"}'), ("assistant", ANSWER)],
-    ),
-    "multiple choice": twice(
-        {"question": ASK, "passage": INPUT, "choices": ["Nile", "Ucayali"], "answer": 1},
-        exchange(ASK, "1"),
-        warned=(
-            "columns that are not used: passage (filled in 2 of 2 rows), choices (filled "
-            "in 2 of 2 rows)"
-        ),
-    ),
-    "splits in a column": of_lines(
-        {"prompt": ASK, "completion": ANSWER, "split": "train"},
-        {"prompt": ASK2, "completion": ANSWER2, "split": "test"},
-        said=PLAIN_BOTH,
-        warned="columns that are not used: split (filled in 2 of 2 rows)",
-    ),
     "answers as objects": twice(
         {"prompt": ASK, "completion": {"river": ANSWER}},
         refused="to train on it as JSON text: --json-values)",
-    ),
-    "squad": twice(
-        {"context": INPUT, "question": ASK, "answers": {"text": ["x"], "start": [0]}},
-        refused="no column holds the answer",
     ),
 }
 
@@ -386,28 +314,13 @@ LONG = "".join(f"Line {number} of a long text about rivers.\n" for number in ran
 TEXTS = {
     "a text": Shape("a.txt", plain("Rivers run.\n\nThey end.\n"), ([("text", "Rivers run.")],)),
     "a long text": Shape("a.txt", plain(LONG), ([("text", "Line 0 of")], [("text", "Line 149")])),
-    "texts with calls": twice(
-        {"text": "It has [Calculator(2+2) → 4] banks."},
-        [("text", "It has [Calculator(2+2) → 4] banks.")],
-    ),
-    "texts with labels": twice(
-        {"text": ASK, "label": 1},
-        [("text", ASK)],
-        warned=("columns that are not used: label (filled in 2 of 2 rows)  (to use one, map it"),
-    ),
     "texts with turns": twice(
         {"text": f"### Human: {ASK}### Assistant: {ANSWER}"},
         [("text", ASK)],
         warned="template remnant ### Human:",
     ),
-    "empty cells of pandas": twice(
-        {"instruction": ASK, "input": "nan", "output": ANSWER},
-        exchange(f"{ASK}\n\nInput:\nnan", ANSWER),
-        warned="placeholder nan in",
-    ),
 }
 
-POINTER = plain("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
 TABLES = {
     "csv": Shape("a.csv", table(ALPACA), BOTH),
     "csv with semicolons": Shape("a.csv", table(ALPACA, ";"), BOTH),
@@ -417,9 +330,6 @@ TABLES = {
         refused="save the file as UTF-8",
     ),
     "a spreadsheet": Shape("a.xlsx", sheet(ALPACA), BOTH),
-    "a pointer to a spreadsheet": Shape(
-        "a.xlsx", POINTER, refused="only the Git LFS pointer is here, not the data"
-    ),
 }
 
 MEDIA = {
@@ -427,15 +337,6 @@ MEDIA = {
         {"image": "1.jpg", "conversations": [human(f"<image>\n{ASK}"), gpt(ANSWER)]},
         kind="json",
         refused="the column 'image' holds images",
-    ),
-    "messages with images in later rows": of_array(
-        {"messages": TALK[:2]},
-        {"messages": [user(f"<image>{ASK}"), assistant(ANSWER)], "images": ["1.jpg"]},
-        refused="the column 'images' holds images",
-    ),
-    "parts with images": twice(
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, TALK[1]]},
-        refused="a part of type 'image_url'",
     ),
 }
 
