@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -197,3 +198,12 @@ def test_the_folder_of_commands_may_not_be_a_link(tmp_path):
     with pytest.raises(LinkRefused):
         Jobs().start("train", [], about(tmp_path, "a"))
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_nobody_else_reads_what_the_board_stores(tmp_path):
+    folder = tmp_path / FOLDER
+    folder.mkdir(mode=0o755)  # by an earlier board
+    job = Jobs().start("version", ["--version"], BoardItem("run", Path(tmp_path / "s"), tmp_path))
+    until(lambda: job.exit_code is not None)
+    assert stat.S_IMODE(job.log.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
