@@ -15,13 +15,13 @@ from expert.core.errors import ExpertError
 from expert.core.links import LinkRefused
 from expert.insight.page.comparison import comparison_section
 from expert.jobs.board import live
-from expert.jobs.board import reader as reading
+from expert.jobs.board import summaries as reading
 from expert.jobs.board.app import warning_about
 from expert.jobs.board.board import make_board
 from expert.jobs.board.folders import BoardFolders
 from expert.jobs.board.live import Hub, View
-from expert.jobs.board.reader import EventReader
 from expert.jobs.board.render import part
+from expert.jobs.board.summaries import EventReader
 from expert.jobs.board.views import RunView
 from expert.jobs.diagnose.diagnose import diagnose_run
 from tests.each import each

@@ -13,8 +13,7 @@ import pynvml
 import pytest
 
 from expert.insight.findings.finding import Finding
-from expert.jobs.diagnose.check import Check, check
-from expert.jobs.diagnose.machine import built_for, check_gpus, check_torch
+from expert.jobs.diagnose.check import Check, built_for, check, check_gpus, check_torch
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.host import unknown
 from expert.planning.machine.machine import Fact, describe_machine

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.new.new_expert import CannotCreate, new_expert
-from expert.jobs.new.starters import STARTERS
+from expert.jobs.new.new_expert import STARTERS, CannotCreate, new_expert
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan
 from tests.each import each
