@@ -19,7 +19,7 @@ from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.card import languages
 from expert.jobs.export.chat_format import (
     MODELFILE,
-    context_length,
+    SMALLEST_CONTEXT,
     jinja_of,
     modelfile,
 )
@@ -258,8 +258,10 @@ def _write_modelfile(
     assert template is not None
     assert asked is not None
     config = trained.loaded.causal_lm.config
+    # Tokens of prompt and answer: as in training, but for what the model or llama.cpp cannot see.
+    length = max(trained.plan.data.max_seq_length, SMALLEST_CONTEXT)
     window = None if family_of(config).windows else window_of(config)
-    length = config.max_position_embeddings
+    length = min(length, config.max_position_embeddings, window or length)
     own_stops = [template.stop] if template.stop and not asked.plain else []
     text, note = modelfile(
         file,
@@ -267,7 +269,7 @@ def _write_modelfile(
         plain=asked.plain,
         stops=list(dict.fromkeys([*own_stops, *asked.stops])),
         how=resolve_decoding(trained.plan, {})[0],
-        context=context_length(trained.plan.data.max_seq_length, length, window),
+        context=length,
         adapter=adapter,
     )
     (target / MODELFILE).write_text(text, encoding="utf-8")

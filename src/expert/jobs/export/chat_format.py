@@ -12,7 +12,7 @@ from expert.data.records import DataError, Turn
 from expert.data.template.templates import NamedTemplate, Template
 
 MODELFILE = "Modelfile"
-_SMALLEST_CONTEXT = 2048
+SMALLEST_CONTEXT = 2048
 _FIRST = "loop.first or (loop.index0 == 1 and messages[0]['role'] == 'system')"
 
 
@@ -121,12 +121,6 @@ def go_template(pieces: FormatTexts) -> str:
         f'{{{{ else if eq .Role "assistant" }}}}{text(pieces.answer)}{{{{ .Content }}}}'
         f"{{{{ $answered = true }}}}{{{{ end }}}}{{{{ end }}}}{text(pieces.last)}"
     )
-
-
-def context_length(trained: int, of_model: int, window: int | None) -> int:
-    """Tokens of prompt and answer: the training length, at least 2,048, at most the model's context
-    or a sliding window that llama.cpp does not support."""
-    return min(max(trained, _SMALLEST_CONTEXT), of_model, window or of_model)
 
 
 def modelfile(

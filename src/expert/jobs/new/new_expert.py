@@ -202,7 +202,9 @@ def new_expert(
         found["notes"].append(f"base model {base}: {start.because}")
         if data is not None:
             try:
-                length = _length_for(manifest, folder)
+                opened = open_run(manifest, data="unread")
+                shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), folder).shape
+                length = choose_length(opened, shape.context if shape else None)
             except DataError as error:
                 raise _unusable(data, str(error).replace(str(rows), str(data))) from None
             content["training"]["config"]["max_seq_length"] = length.length
@@ -238,12 +240,6 @@ def _write_manifest(file: Path, content: Mapping[str, Any]) -> None:
     """Write a manifest, which must read without complaints."""
     write_text_atomically(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     read_manifest(file, strict=True)
-
-
-def _length_for(manifest: Path, folder: Path) -> LengthChoice:
-    opened = open_run(manifest, data="unread")
-    shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), folder).shape
-    return choose_length(opened, shape.context if shape else None)
 
 
 @contextmanager
