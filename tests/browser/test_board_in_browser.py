@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from expert.jobs.board.actions import Jobs
+from expert.core.rundir import RunFolder
+from expert.jobs.board.actions import trainer_of
 from tests.browser.boards import browser, click, find, needs_browser, said, served, until
 from tests.insight.pages import started, step_event, usual, write_run
 
@@ -31,13 +32,13 @@ def two_runs(folder: Path) -> Path:
 
 @contextmanager
 def ended(work: Path):
-    """Commands that pages started outlive everything, a test that fails too."""
+    """Runs that pages started outlive everything, a test that fails too."""
     try:
         yield
     finally:
-        for job in Jobs([work]).all():
-            if job.is_running:
-                os.kill(job.holder.pid, signal.SIGKILL)
+        for lock in work.rglob(".lock"):
+            if (trainer := trainer_of(RunFolder(lock.parent))) is not None:
+                os.kill(trainer.pid, signal.SIGKILL)
 
 
 def overflow(driver) -> int:

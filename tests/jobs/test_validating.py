@@ -444,18 +444,6 @@ def test_three_stories_are_not_enough_to_tell(tmp_path):
     assert "| quality gate | not enough to tell: loss " in card
 
 
-@pytest.mark.parametrize("domain", ["text", "open"])
-def test_a_domain_in_the_manifest_wins(tmp_path, domain):
-    config = {"max_steps": 1, "save_steps": 1}
-    decoding = {"max_new_tokens": 2, "grammar_type": domain}
-    base = base_model()
-    path = write_expert(tmp_path, base, config, rows=TALES, decoding=decoding)
-    done = validate(run(path).folder, device="cpu", limit=2)
-    assert done.domain == domain
-    assert done.because == "the manifest names it (decoding or capabilities)"
-    assert (done.base is None) is (domain == "text")
-
-
 def test_cases_that_name_their_own_domain_are_judged_by_it_beside_open_text(tmp_path):
     rows = [{"instruction": "say yes", "output": "{}", "domain": "json"}, *TALES[:3]]
     file = rows_file(tmp_path, rows)

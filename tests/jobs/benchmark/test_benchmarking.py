@@ -21,7 +21,6 @@ from expert.jobs.benchmark.benchmark import (
 )
 from expert.planning.benchmark_settings import BASELINE, SETTINGS, TOLERANCE_FP32
 from expert.planning.choose.sequences import Packing
-from expert.planning.models.model_files import InvalidModelFolder
 from tests.each import each
 from tests.jobs.benchmark.fake_processes import Played, played, request
 from tests.jobs.runs import events_of, write_expert
@@ -169,18 +168,6 @@ def test_a_stream_cannot_be_benchmarked(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {}, dataset={"streaming": True})
     with pytest.raises(NothingToPrepare, match="set streaming: false"):
         benchmark(request(path))
-
-
-def test_a_model_that_cannot_be_loaded_is_refused_before_anything_is_measured(tmp_path, base):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in base.iterdir():
-        if file.suffix != ".safetensors":
-            (broken / file.name).write_bytes(file.read_bytes())
-    (broken / "model.safetensors").write_bytes(b"not weights")
-    path = write_expert(tmp_path / "expert", broken, {})
-    with pytest.raises(InvalidModelFolder, match=r"model\.safetensors"):
-        benchmark(request(path, only=("pre-tokenised",)))
 
 
 def test_two_that_start_at_once_have_folders_of_their_own(tmp_path, base):

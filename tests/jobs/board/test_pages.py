@@ -17,10 +17,10 @@ from expert.insight.page.comparison import comparison_section
 from expert.jobs.board import live
 from expert.jobs.board import summaries as reading
 from expert.jobs.board.app import warning_about
-from expert.jobs.board.board import make_board
 from expert.jobs.board.folders import BoardFolders
 from expert.jobs.board.live import Hub, View
 from expert.jobs.board.render import part
+from expert.jobs.board.routes import make_board
 from expert.jobs.board.summaries import EventReader
 from expert.jobs.board.views import RunView
 from expert.jobs.diagnose.diagnose import diagnose_run

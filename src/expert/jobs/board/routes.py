@@ -4,8 +4,10 @@ a problem to show."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
@@ -16,6 +18,7 @@ from expert.core.rundir import RunFolder
 from expert.insight.page.comparison import comparison_section
 from expert.jobs.board.actions import (
     ActionRefused,
+    Jobs,
     StartedCommand,
     export_command,
     interrupt,
@@ -23,9 +26,9 @@ from expert.jobs.board.actions import (
     stop_run,
     trainer_of,
 )
-from expert.jobs.board.board import Board
-from expert.jobs.board.folders import BoardItem
-from expert.jobs.board.live import View
+from expert.jobs.board.chat import Chat
+from expert.jobs.board.folders import BoardFolders, BoardItem, Kind
+from expert.jobs.board.live import Hub, View
 from expert.jobs.board.manifest_form import (
     make_expert,
     manifest_page,
@@ -36,6 +39,7 @@ from expert.jobs.board.manifest_form import (
     set_options,
 )
 from expert.jobs.board.render import page
+from expert.jobs.board.summaries import Summaries
 from expert.jobs.board.views import ChatView, JobView, ListView, RunView
 from expert.jobs.diagnose.diagnose import diagnose_run
 from expert.jobs.serve.body import RequestError, read_body
@@ -48,6 +52,28 @@ SHOWN_JOBS = 20
 MAX_BODY_BYTES = 256 * 1024
 BODY_SECONDS = 15.0
 TRAINING = "training was started and may need the memory"
+
+
+@dataclass
+class Board:
+    """The state that all pages share, as `request.app.state.board`."""
+
+    places: BoardFolders
+    read_only: bool = False
+    summaries: Summaries = field(default_factory=Summaries)
+    hub: Hub = field(default_factory=Hub)
+    chat: Chat = field(default_factory=Chat)
+    jobs: Jobs = field(default_factory=Jobs)
+
+    def get(self, name: str, kind: Kind) -> BoardItem:
+        found = self.places.get(name, kind)
+        if found is None:
+            raise RequestError(404, f"There is no such {kind} in the folders of this board.")
+        return found
+
+
+def make_board(folders: Sequence[Path], *, read_only: bool) -> Board:
+    return Board(places=BoardFolders.of(folders), read_only=read_only)
 
 
 def routes() -> list[Route]:
