@@ -301,15 +301,3 @@ def test_a_closed_engine_refuses_and_cuts_what_is_under_way():
 
     asyncio.run(cut())
     engine.close()
-
-
-def test_a_full_queue_refuses():
-    engine = AnswerEngine(models(), queue=2)
-
-    async def busy() -> None:
-        with pytest.raises(RequestError) as busy:
-            await engine.ask(request("x", n=3))
-        assert busy.value.status == 429
-
-    asyncio.run(busy())
-    engine.close()

@@ -50,15 +50,6 @@ def test_an_unknown_kind_dtype_or_device_is_refused(asked, words, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_prepared_prints_as_a_line(tmp_path):
-    manifest = write_expert(tmp_path, base_model(), {})
-    train = expert.prepare(manifest).train
-    folder = re.escape(str(train.folders[0].folder))
-    size = r"\d+ rows in \d+ sequences of \d+ tokens"
-    assert re.fullmatch(f"<PreparedSplit train: {size}, in {folder}>", str(train))
-    assert re.fullmatch(f"<PackIndex: {size}, packed by 'best-fit'>", repr(train.index))
-
-
 def test_the_guide_reads_prepared_documents_back(tmp_path, capsys):
     manifest = write_expert(tmp_path, base_model(), {})
     guide = GUIDE.read_text(encoding="utf-8")

@@ -29,7 +29,6 @@ from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.architecture import family_of
 from expert.jobs.export.gguf_file.file import FILE_TYPES, GgufMetadata, tensor_type
 from expert.jobs.export.gguf_file.k_quants import K_TYPES, k_quantised
-from expert.jobs.verify import verify
 from expert.run.stored.load import read_plan
 from tests.data.tokenizers import tokenizer_json
 from tests.each import each
@@ -154,19 +153,10 @@ def test_a_token_that_stands_before_every_text_is_in_the_template_and_in_the_car
 # --- exports -------------------------------------------------------------------------------------
 
 
-def test_a_gguf_export_is_whole_and_a_changed_byte_is_found(tmp_path):
-    done = as_q8()
-    names = {path.name for path in done.folder.iterdir()}
+def test_a_gguf_export_is_whole():
+    names = {path.name for path in as_q8().folder.iterdir()}
     assert names == {"DONE", "Modelfile", "README.md", "demo-q8_0.gguf", "export.json"}
-    assert damage(done.folder) == ""
-    copy = tmp_path / "copy"
-    shutil.copytree(done.folder, copy)
-    whole = bytearray((copy / done.file).read_bytes())
-    whole[-1] ^= 1
-    (copy / done.file).write_bytes(whole)
-    [checked] = verify(copy).checked
-    assert checked.state == "damaged"
-    assert done.file in checked.faults[0]
+    assert damage(as_q8().folder) == ""
 
 
 def test_the_file_has_tokenizer_template_and_settings_and_the_modelfile_those_of_ollama():

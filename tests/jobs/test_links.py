@@ -1,8 +1,6 @@
-"""Links put into a run folder during training, and into folders given to the Python API."""
+"""Links put into a run folder during training."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -10,21 +8,11 @@ from expert.core.links import LinkRefused
 from expert.jobs.train import train
 from tests.jobs.runs import base_model, events_of, write_expert
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 
-
-@pytest.fixture
-def outside(tmp_path):
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    (folder / "cat.jpg").write_bytes(b"cat")
-    yield folder
-    assert [path.name for path in folder.iterdir()] == ["cat.jpg"]
-
-
-def test_checkpoints_that_become_a_link_while_training_are_not_followed(tmp_path, outside):
+def test_checkpoints_that_become_a_link_while_training_are_not_followed(tmp_path):
     config = {"max_steps": 4, "save_steps": 2, "save_total_limit": None}
-    manifest = write_expert(tmp_path / "own", base_model(), config)
+    manifest, outside = write_expert(tmp_path / "own", base_model(), config), tmp_path / "photos"
+    outside.mkdir()
 
     def swap(done: int) -> None:
         [run] = (tmp_path / "own" / "runs").iterdir()
@@ -37,3 +25,4 @@ def test_checkpoints_that_become_a_link_while_training_are_not_followed(tmp_path
     [run] = (tmp_path / "own" / "runs").iterdir()
     assert "is a link" in events_of(run, "failed")[0]["error"]
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-000002"]
+    assert not list(outside.iterdir())

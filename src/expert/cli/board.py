@@ -30,10 +30,11 @@ def board(
     """Show all runs live in a browser; start and stop them there."""
     from expert.jobs.board import app
     from expert.jobs.board.actions import TOKEN
-    from expert.jobs.board.board import make_board
     from expert.jobs.serve.listen import address_of, listening_socket, refuse_without_packages
 
     refuse_without_packages()
+    from expert.jobs.board.routes import make_board
+
     made = make_board(folders or [Path()], read_only=read_only)
     token = os.environ.get(TOKEN) or secrets.token_urlsafe(24)
     listening = listening_socket(host, port)

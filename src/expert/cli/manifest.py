@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.plan import show_every_notice, time_in_words
+from expert.cli.plan import show_every_notice
 from expert.cli.show.display import (
     Sheet,
     make_console,
@@ -54,8 +54,6 @@ def check(
                 valid = f"✓ {read.source}: {read.manifest.name} is valid"
                 show(console, valid, "bold green")
                 show_every_notice((*read.notices, *result.doubts), console)
-                if result.plan is not None and result.plan.length.expected_seconds is not None:
-                    show(console, f"  {time_in_words(result.plan)}", "dim")
     if any(result.error is not None for result in results):
         raise typer.Exit(EXIT_USAGE)
 
@@ -66,7 +64,6 @@ def _as_dict(result: CheckedManifest) -> dict[str, Any]:
         "source": result.source,
         "problems": [asdict(problem) for problem in result.error.problems] if result.error else [],
         "notices": [asdict(notice) for notice in notices],
-        "expected_seconds": result.plan.length.expected_seconds if result.plan else None,
     }
 
 
@@ -115,10 +112,11 @@ def upgrade(
 ) -> None:
     """Rewrite a manifest in the 2.0 layout with the performance fields, as NAME-2.0 next to the old
     file; comments are not kept."""
-    from expert.jobs.manifest import upgrade_file, upgraded_text
+    from expert.jobs.manifest import upgrade, upgrade_file
+    from expert.manifest.text.document import read_document
 
     if stdout:
-        write_line(upgraded_text(file)[0])
+        write_line(upgrade(read_document(file))[0])
         return
     done = upgrade_file(file, output=output, in_place=in_place)
     console = make_console()

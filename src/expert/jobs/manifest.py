@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError, ManifestError
 from expert.core.files import write_text_atomically
@@ -17,12 +16,7 @@ from expert.manifest.schema.types import AUTO
 from expert.manifest.text.document import Document, read_document
 from expert.manifest.text.item import Notice
 from expert.manifest.text.yaml_text import to_yaml
-from expert.planning.choose.starting_points import tiny_settings_warnings
-from expert.planning.models.resolve import resolve_model
 from expert.run.missing import find_missing
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -34,8 +28,6 @@ class CheckedManifest:
     error: ManifestError | None
     doubts: tuple[Notice, ...] = ()
     """Missing things that it names."""
-    plan: RunPlan | None = None
-    """The plan for this machine; None if none can be made."""
 
 
 def check_manifests(
@@ -52,34 +44,8 @@ def check_manifests(
             if missing.problems:
                 yield CheckedManifest(str(path), None, ManifestError(str(path), missing.problems))
                 continue
-            warned = [Notice("warning", each.path, each.text) for each in missing.remarks]
-            doubts = (*warned, *_settings_of_tiny(read))
-            yield CheckedManifest(str(path), read, None, doubts, _planned(read))
-
-
-def _planned(read: ReadManifest) -> RunPlan | None:
-    from expert.run.open import plan
-
-    try:
-        return plan(read)
-    except (ExpertError, OSError):  # expert plan shows why
-        return None
-
-
-def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
-    """For every base model, settings that suit only `tiny`."""
-    config = read.manifest.training.config
-    for number, spec in enumerate(read.manifest.base_models):
-        try:
-            shape = resolve_model(spec, read.folder).shape
-        except ExpertError:  # reported among the doubts
-            shape = None
-        for path, text in tiny_settings_warnings(spec, config, shape):
-            key = path.rpartition(".")[2]
-            where = f"training.config.{key}"
-            if key == "alpha" and config.alpha == "auto":
-                where = f"base_models[{number}].adapters[0].alpha"
-            yield Notice("warning", where, text)
+            doubts = [Notice("warning", each.path, each.text) for each in missing.remarks]
+            yield CheckedManifest(str(path), read, None, tuple(doubts))
 
 
 # Written out so that users see what they can set. Not pretokenized_cache: its null means a folder
@@ -125,17 +91,11 @@ class WouldOverwrite(ExpertError):
     """A file that would be overwritten."""
 
 
-def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
-    """The 2.0 text of a manifest, in its own format."""
-    text, notices = upgrade(read_document(path))
-    return text, tuple(notices)
-
-
 def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = False) -> Upgraded:
     """Write the 2.0 manifest next to the old one, to `output`, or in place with a backup."""
     if in_place and output:
         raise WouldOverwrite("--in-place and --output: choose one")
-    text, notices = upgraded_text(path)
+    text, notices = upgrade(read_document(path))
     target = path if in_place else output or path.with_name(f"{path.stem}-2.0{path.suffix}")
     backup = None
     if in_place:
@@ -145,7 +105,7 @@ def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = Fal
     else:
         _refuse_overwriting(target, "remove it, or choose another name with --output")
     write_text_atomically(target, text)
-    return Upgraded(target, backup, notices)
+    return Upgraded(target, backup, tuple(notices))
 
 
 def _refuse_overwriting(path: Path, fix: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,19 +68,24 @@ def train(
     else:
         plan = opened.plan
         folder, checkpoint = RunFolder.create(Path(plan.watch.output_dir), plan.expert), None
-    with _removed_if_unused(folder), folder.locked():
-        begin(folder.path)
-        group.run_on_rank_0(lambda: RunAnnouncement(opened.plan, folder.path, checkpoint))
-        return _run(
-            opened,
-            folder,
-            checkpoint,
-            group,
-            allow_changed=allow_changed,
-            allow_remote_code=allow_remote_code,
-            sinks=sinks,
-            callbacks=Callbacks(acknowledge=acknowledge, progress=progress, evaluating=evaluating),
-        )
+    callbacks = Callbacks(acknowledge=acknowledge, progress=progress, evaluating=evaluating)
+    try:
+        with folder.locked():
+            begin(folder.path)
+            group.run_on_rank_0(lambda: RunAnnouncement(opened.plan, folder.path, checkpoint))
+            return _run(
+                opened,
+                folder,
+                checkpoint,
+                group,
+                allow_changed=allow_changed,
+                allow_remote_code=allow_remote_code,
+                sinks=sinks,
+                callbacks=callbacks,
+            )
+    except BaseException:
+        folder.remove_if_unused()  # nothing was written to it: its run never started
+        raise
 
 
 @dataclass(frozen=True)
@@ -141,11 +145,16 @@ def _run(
     callbacks: Callbacks | None = None,
 ) -> RunResult:
     """A run from its first step, or from a checkpoint, to its end; every rank calls this."""
+    from expert.parallel.launch import refuse_differences
     from expert.run.session.checkpoints import resume
     from expert.run.session.execute import run_session
     from expert.run.session.session import open_session
 
-    _refuse_different_data(opened, group)
+    keys = {
+        f"prepared {split.name} rows": " ".join(prepared.key[:12] for prepared in split.folders)
+        for split in opened.data.splits()
+    }
+    refuse_differences(group.gather(keys))  # data folders may only look shared
     running = open_session(
         opened,
         folder=folder,
@@ -161,18 +170,6 @@ def _run(
         return replace(result, warnings=opened.warnings)
 
 
-def _refuse_different_data(opened: Opened, group: Group) -> None:
-    """Raise on every rank if they would train or validate on different rows, as with data folders
-    that only look shared."""
-    from expert.parallel.launch import refuse_differences
-
-    keys = {
-        f"prepared {split.name} rows": " ".join(prepared.key[:12] for prepared in split.folders)
-        for split in opened.data.splits()
-    }
-    refuse_differences(group.gather(keys))
-
-
 def _finished_result(opened: Opened, resumed: Resumed) -> RunResult | None:
     """The result of a resumed run that has nothing left to do; None if it has."""
     from expert.run.session.finish import already_finished
@@ -185,13 +182,3 @@ def _finished_result(opened: Opened, resumed: Resumed) -> RunResult | None:
     if end is None:
         return None
     return replace(already_finished(folder, end, opened.data), warnings=opened.warnings)
-
-
-@contextmanager
-def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
-    """Remove a run folder again if nothing was written to it because its run never started."""
-    try:
-        yield
-    except BaseException:
-        folder.remove_if_unused()
-        raise

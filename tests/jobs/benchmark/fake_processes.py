@@ -11,8 +11,12 @@ import pytest
 
 from expert.insight.ladder import Ladder
 from expert.jobs.benchmark import benchmark
-from expert.jobs.benchmark.benchmark import Benchmark, BenchmarkRequest
-from expert.jobs.benchmark.measured import Event, MeasurementFailed
+from expert.jobs.benchmark.benchmark import (
+    Benchmark,
+    BenchmarkRequest,
+    Event,
+    MeasurementFailed,
+)
 from expert.manifest.reader import read_manifest
 
 Answer = Callable[[str], float | tuple[float, float] | str]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import signal
+import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from expert.core.interrupts import Interrupted
+from expert.core.process import Child
 from expert.data.splits import NothingToPrepare
 from expert.insight.ladder import read_ladder
 from expert.jobs.benchmark import benchmark as job
-from expert.jobs.benchmark.benchmark import Benchmark, benchmark, new_folder
+from expert.jobs.benchmark.benchmark import (
+    Benchmark,
+    MeasurementFailed,
+    benchmark,
+    new_folder,
+)
 from expert.planning.benchmark_settings import BASELINE, SETTINGS, TOLERANCE_FP32
 from expert.planning.choose.sequences import Packing
-from expert.planning.models.model_files import InvalidModelFolder
 from tests.each import each
 from tests.jobs.benchmark.fake_processes import Played, played, request
 from tests.jobs.runs import events_of, write_expert
@@ -76,22 +82,6 @@ def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(
     assert by["no checkpointing"].cumulative == pytest.approx(5.0)
     assert found.drift == 0.0
     assert "--set attention=eager" in shown[-1]  # what the plan would not choose by itself
-
-
-def test_an_interrupted_benchmark_keeps_the_settings_so_far(path, tmp_path, monkeypatch):
-    def given(name):
-        if name == "loader":
-            raise Interrupted(signal.SIGINT)
-        return 100.0
-
-    monkeypatch.setattr(job, "events_of", Played(given))
-    to = tmp_path / "result.json"
-    with pytest.raises(Interrupted) as stopped:
-        benchmark(request(path), to=to)
-    assert str(to) in stopped.value.left
-    found = read_ladder(to)
-    assert [one.name for one in found.rungs] == ["baseline", "pre-tokenised"]
-    assert found.notes[-1].startswith("interrupted by Ctrl-C after 'pre-tokenised'")
 
 
 def test_a_baseline_that_fails_does_not_end_the_benchmark(path, tmp_path, monkeypatch):
@@ -180,20 +170,53 @@ def test_a_stream_cannot_be_benchmarked(tmp_path, base):
         benchmark(request(path))
 
 
-def test_a_model_that_cannot_be_loaded_is_refused_before_anything_is_measured(tmp_path, base):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in base.iterdir():
-        if file.suffix != ".safetensors":
-            (broken / file.name).write_bytes(file.read_bytes())
-    (broken / "model.safetensors").write_bytes(b"not weights")
-    path = write_expert(tmp_path / "expert", broken, {})
-    with pytest.raises(InvalidModelFolder, match=r"model\.safetensors"):
-        benchmark(request(path, only=("pre-tokenised",)))
-
-
 def test_two_that_start_at_once_have_folders_of_their_own(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {})
     places = {new_folder(request(path)) for _ in range(3)}
     assert len(places) == 3
     assert {place.parent for place in places} == {tmp_path / "expert" / "runs" / "benchmarks"}
+
+
+# --- the process that measures a setting ----------------------------------------------------------
+
+RUNS = """
+import os, pathlib, sys, time
+run = pathlib.Path(sys.argv[1]) / "demo-1"
+run.mkdir(parents=True)
+(run / "pid").write_text(str(os.getpid()))
+(run / "events.jsonl").write_text('{"event": "step", "step": 1, "time": 1.0}\\n')
+"""
+
+
+def events(monkeypatch, place: Path, code: str, limit: float = 60.0):
+    """The events of a process that runs this code instead of `expert train`."""
+
+    def started(command, **how):
+        return Child([sys.executable, "-c", code, *command[4:]], **how)
+
+    monkeypatch.setattr(job, "Child", started)
+    log = place / "log.txt"
+    return job.events_of([str(place / "runs")], place / "runs", log=log, env={}, limit=limit)
+
+
+@each(
+    ("code", "words"),
+    [
+        ("import sys; sys.exit('no torch here')", "its process ended with code 1: no torch here"),
+        ("import os; os.kill(os.getpid(), 11)", "its process was killed by SIGSEGV"),
+        (f"{RUNS}\ntime.sleep(600)", "not finished after"),
+    ],
+)
+def test_a_setting_that_fails_or_hangs_says_why(tmp_path, monkeypatch, code, words):
+    limit = 10.0 if "sleep" in code else 60.0
+    with pytest.raises(MeasurementFailed, match=words):
+        list(events(monkeypatch, tmp_path, code, limit))
+
+
+def test_a_setting_is_ended_with_the_measurement(tmp_path, monkeypatch):
+    running = events(monkeypatch, tmp_path, f"{RUNS}\ntime.sleep(600)")
+    assert next(running)["step"] == 1
+    pid = int((tmp_path / "runs" / "demo-1" / "pid").read_text(encoding="utf-8"))
+    running.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

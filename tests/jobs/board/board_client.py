@@ -11,7 +11,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from expert.jobs.board.app import make_app, make_server
-from expert.jobs.board.board import Board, make_board
+from expert.jobs.board.routes import Board, make_board
 from expert.jobs.serve.listen import listening_socket
 
 TOKEN = "a-token-of-the-tests"

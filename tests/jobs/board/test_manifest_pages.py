@@ -110,18 +110,6 @@ def test_the_plan_is_that_of_the_card_and_of_what_was_typed(made):
     assert "YAML" in broken["html"]
 
 
-@each(("fits", "tone"), [(True, "good"), (None, "note")])
-def test_a_plan_of_unknown_memory_does_not_claim_to_fit(fits, tone, made, monkeypatch):
-    plan = {"target": "RTX 4090", "memory": {"peak_bytes": None, "fits": fits}}
-    monkeypatch.setattr(
-        "expert.jobs.board.manifest_form.run_command", lambda words: (0, json.dumps(plan), "")
-    )
-    place = f"/manifest/{made.id_of('demo', 'manifest')}/plan"
-    shown = made.post(place).json()["html"]
-    assert f'<p class="words tone-{tone}">' in shown
-    assert ("Fits RTX 4090." in shown) is bool(fits)
-
-
 def test_keys_deleted_from_an_object_are_removed(made):
     found = made.board.places.of_kind("manifest")[0]
     text = found.path.read_text(encoding="utf-8")

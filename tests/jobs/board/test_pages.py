@@ -7,18 +7,21 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from expert.core.errors import ExpertError
+from expert.core.links import LinkRefused
 from expert.insight.page.comparison import comparison_section
 from expert.jobs.board import live
+from expert.jobs.board import summaries as reading
 from expert.jobs.board.app import warning_about
-from expert.jobs.board.board import make_board
-from expert.jobs.board.folders import MAX_TAGS, NOTES_FILE, BoardFolders, Notes, read_notes
+from expert.jobs.board.folders import BoardFolders
 from expert.jobs.board.live import Hub, View
 from expert.jobs.board.render import part
+from expert.jobs.board.routes import make_board
+from expert.jobs.board.summaries import EventReader
 from expert.jobs.board.views import RunView
 from expert.jobs.diagnose.diagnose import diagnose_run
 from tests.each import each
@@ -26,6 +29,7 @@ from tests.insight.pages import (
     HOSTILE,
     START,
     Tags,
+    eval_event,
     hostile_run,
     started,
     step_event,
@@ -114,7 +118,6 @@ def test_the_comparison_is_that_of_the_report(folder):
 def test_hostile_text_stays_text_on_every_page(text, tmp_path):
     name = re.sub(r"[/\x00\ud800]", "", text)[:40].strip(".") or "x"
     run = hostile_run(tmp_path / "runs" / f"{name}-20260101-120000", text)
-    (run / NOTES_FILE).write_text(json.dumps({"tags": [text[:40]], "note": text}), encoding="utf-8")
     write_run(tmp_path / "runs" / TWO, usual())
     browser = BoardClient(tmp_path)
     one, two = browser.id_of(run.name), browser.id_of(TWO)
@@ -164,8 +167,7 @@ def test_a_run_that_became_a_link_is_not_shown_any_more(folder, tmp_path_factory
     os.rename(folder / "runs" / ONE, folder / "gone")
     (folder / "runs" / ONE).symlink_to(elsewhere)
     assert browser.get(f"/run/{name}").status_code == 404
-    assert browser.post(f"/run/{name}/notes", {"tags": "x"}).status_code == 404
-    assert not (elsewhere / NOTES_FILE).exists()
+    assert browser.post(f"/run/{name}/stop").status_code == 404
 
 
 def test_a_run_with_a_link_inside_says_so_and_shows_nothing_of_it(folder):
@@ -177,26 +179,6 @@ def test_a_run_with_a_link_inside_says_so_and_shows_nothing_of_it(folder):
     page = browser.page(f"/run/{browser.id_of(ONE)}")
     assert "events.jsonl: is a link" in page
     assert 'data-state="unreadable"' in page
-
-
-# --- notes ---------------------------------------------------------------------------------------
-
-
-def test_tags_and_notes_are_kept_beside_the_run_within_limits_and_shown(folder):
-    browser = BoardClient(folder)
-    place = f"/run/{browser.id_of(ONE)}"
-    before = (folder / "runs" / ONE / "plan.json").read_bytes()
-    answer = browser.post(f"{place}/notes", {"tags": "keep,  <b>bold</b> ,keep,", "note": "a\nb"})
-    assert answer.json() == {"go": place}
-    assert read_notes(folder / "runs" / ONE) == Notes(("keep", "<b>bold</b>"), "a\nb")
-    assert (folder / "runs" / ONE / "plan.json").read_bytes() == before
-    page = browser.page(place)
-    assert "&lt;b&gt;bold&lt;/b&gt;" in page
-    assert "<b>bold" not in page
-    tags = ",".join(f"{n}" * 99 for n in range(50))
-    browser.post(f"{place}/notes", {"tags": tags, "note": "x" * 99_999})
-    notes = read_notes(folder / "runs" / ONE)
-    assert (len(notes.tags), max(map(len, notes.tags)), len(notes.text)) == (MAX_TAGS, 40, 4_000)
 
 
 # --- live ----------------------------------------------------------------------------------------
@@ -266,3 +248,80 @@ def test_a_missing_folder_is_an_error_and_a_public_host_a_warning(tmp_path):
     assert warning_about("0.0.0.0").startswith(
         "0.0.0.0 is not loopback: anyone with the token can start programs here"
     )
+
+
+# --- events are read from where the last read ended ----------------------------------------------
+
+
+def written(path: Path, events: list[dict[str, Any]], mode: str = "w") -> Path:
+    with path.open(mode, encoding="utf-8") as stream:
+        stream.write("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def shortened(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without log lines that another one follows."""
+    kinds = [event["event"] for event in events[1:]] + [""]
+    pairs = zip(events, kinds, strict=True)
+    return [event for event, following in pairs if (event["event"], following) != ("step",) * 2]
+
+
+def test_an_incomplete_line_is_read_later(tmp_path):
+    path = written(tmp_path / "events.jsonl", [started()])
+    line = json.dumps(step_event(1)).encode()
+    reader = EventReader(path)
+    with path.open("ab") as stream:
+        stream.write(line[:20])
+    reader.read_new()
+    assert len(reader.events) == 1
+    with path.open("ab") as stream:
+        stream.write(line[20:] + b"\n")
+    reader.read_new()
+    assert reader.events[-1] == step_event(1)
+    reader.read_new()
+
+
+def test_a_truncated_or_replaced_file_is_read_again(tmp_path):
+    path = written(tmp_path / "events.jsonl", usual(9))
+    reader = EventReader(path)
+    reader.read_new()
+    written(path, usual(3))
+    reader.read_new()
+    assert reader.events == shortened(usual(3))
+    written(tmp_path / "other", usual(4)).replace(path)
+    reader.read_new()
+    assert reader.events == shortened(usual(4))
+
+
+def test_damaged_lines_missing_files_and_links(tmp_path):
+    EventReader(tmp_path / "none").read_new()
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"event": "started"}\nnot json\n\n{"event": 5}\n')
+    reader = EventReader(path)
+    reader.read_new()
+    assert [event["event"] for event in reader.events] == ["started"]
+    assert reader.damaged == 2
+    # A line that is too long is dropped.
+    path.write_bytes(b"x" * (reading.MAX_LINE_BYTES + 2))
+    reader = EventReader(path)
+    reader.read_new()
+    assert reader.damaged == 1
+    reader.read_new()
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LinkRefused):
+        EventReader(path).read_new()
+
+
+@each("chunk", [500, 5_000, 2**23])
+def test_of_log_lines_in_a_row_the_last_is_kept(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(reading, "CHUNK", chunk)
+    events = [started()]
+    for step in range(1, 301):
+        events += [step_event(step)] + ([eval_event(step)] if step % 100 == 0 else [])
+    reader = EventReader(written(tmp_path / "events.jsonl", [*events, step_event(301)]))
+    reader.read_new()
+    assert reader.events == shortened([*events, step_event(301)])
+    written(reader.path, [step_event(302)], "a")
+    reader.read_new()
+    assert reader.events == shortened([*events, step_event(302)])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
 from expert.data.inspect import check_rows as job
 from expert.data.inspect.audit import SAME
 from expert.data.inspect.check_rows import DatasetReport
+from expert.data.inspect.shown_rows import RowNotFound, RowsToShow, ShownRow
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.datasets.find import (
@@ -22,6 +25,7 @@ from expert.jobs.datasets.find import (
     read_users,
 )
 from expert.run.open import prepare
+from tests.data.examples.test_tools import OPENAI
 from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines
 
@@ -126,18 +130,6 @@ def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):
     assert "rows: not read: far/code.py" in notes
 
 
-def test_rows_repeated_too_often_to_be_kept_apart_are_reported(tmp_path):
-    file = an_expert(tmp_path)
-    write(tmp_path / "train.jsonl", lines(ROWS[:2] * 100))
-    report = check_dataset(file)
-    assert by_name(report)["validation"].lengths["examples"] == 20
-    words = (
-        "the rows repeat so much that 20 of 20 rows held out for validation are trained on as well"
-    )
-    assert report.doubts[0].startswith(words)
-    assert [doubt.text for doubt in prepare(file).doubts] == [report.doubts[0]]
-
-
 def test_a_duplicate_is_split_off_with_its_twin_and_preparing_draws_the_same_rows(tmp_path):
     file = an_expert(tmp_path)
     write(tmp_path / "train.jsonl", lines(ROWS + ROWS))
@@ -160,25 +152,6 @@ def test_a_weight_above_one_is_neither_a_duplicate_nor_a_leak(tmp_path):
     assert splits["validation"].leaks[SAME].count == 0
     whole = {"tasks": tasks, "validation_split": 0}
     assert list(by_name(check_dataset(an_expert(tmp_path, dataset=whole)))) == ["train"]
-
-
-def test_remnants_of_a_template_and_overlong_rows_are_warned_of(tmp_path):
-    dataset = {"path": "train.jsonl", "validation_split": 0}
-    file = an_expert(tmp_path, dataset=dataset)
-    odd = [
-        {"instruction": "a", "output": "b ### Response: c"},
-        {"instruction": "d" * 500, **{"output": "e"}},
-    ]
-    write(tmp_path / "train.jsonl", lines(ROWS[:8] + odd))
-    report = check_dataset(file)
-    assert [line.partition(" is left out")[0] for line in report.warnings()] == [
-        f"train: template remnant ### Response: in 1 example: {tmp_path / 'train.jsonl'}:9",
-        "train: 1 example longer than max_seq_length: 383 tokens (45.6%) are lost",
-        "train: 1 of 10 rows (10%)",
-    ]
-    assert report.splits[0].lengths["over_long_share"] == 0.1
-    concat = check_dataset(file, overrides=("packing=concat",))
-    assert concat.splits[0].lengths["over_long"] is None
 
 
 def test_preparing_warns_of_the_text_of_its_first_rows_and_again_from_the_cache(tmp_path):
@@ -377,18 +350,182 @@ def test_manifests_are_found_at_any_depth_and_what_runs_and_tools_keep_is_not(tm
     assert manifests_below(linked) == [linked / "one" / "config.yaml"]
 
 
-@pytest.mark.parametrize("kept", [0.5, 1.0], ids=["shorter", "as long"])
-def test_a_copy_that_differs_is_refused_and_removed(tmp_path, monkeypatch, kept):
-    two_tasks(tmp_path)
-    users, _ = read_users(tmp_path / "a")
-    source = tmp_path / "a" / "one" / "train.jsonl"
-    damaged = "x" * int(source.stat().st_size * kept)
-    monkeypatch.setattr("shutil.copy2", lambda source, target: write(target, damaged))
-    target = tmp_path / "fast" / "counter" / "one" / "train.jsonl"
-    with pytest.raises(DataError) as reported:
-        consolidate(users, tmp_path / "fast")
-    assert str(reported.value) == (
-        f"{target}: the copy differs from {source}  (the file changed meanwhile, or the "
-        "disk is faulty: copy again)"
-    )
-    assert files_below(tmp_path / "fast") == {}
+# --- rows as the model sees them -----------------------------------------------------------------
+
+
+EVERY = RowsToShow(count=1000, most_tokens=None)
+CHAT = [
+    {
+        "messages": [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": f"What is {n}?"},
+            {"role": "assistant", "content": f"It is {n}.", "weight": n % 2},
+            {"role": "user", "content": "And twice that?"},
+            {"role": "assistant", "content": "x" * (n % 40) + f" {2 * n} é"},
+        ]
+    }
+    for n in range(60)
+]
+
+
+def shown(file: Path, asked: RowsToShow = EVERY) -> list[ShownRow]:
+    return check_dataset(file, show=asked).rows
+
+
+def of_shown(rows: list[ShownRow]) -> Counter[tuple[str, tuple[str, ...]]]:
+    """Each sequence's text, and the stretches of it that are trained on."""
+    found: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for row in rows:
+        for piece in range(row.pieces):
+            text, inside = "", False
+            trained: list[str] = []
+            for one in row.segments:
+                if one.seen and one.piece == piece:
+                    text += one.text
+                    if one.trained and inside:
+                        trained[-1] += one.text
+                    elif one.trained:
+                        trained.append(one.text)
+                    inside = one.trained
+            found[text, tuple(trained)] += bool(text)
+    return +found
+
+
+def of_batches(file: Path) -> Counter[tuple[str, tuple[str, ...]]]:
+    """The same, out of the batches that a run would train on."""
+    made = prepare(file)
+    found: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for split in made.splits():
+        index, store = split.index, split.open()
+        out = BatchArrays.allocate(BatchShape.for_index(index, 1))
+        for one in range(index.bins):
+            fill_batch(out, index, [one], store)
+            place = 0
+            for _, start, stop in index.pieces(one):
+                place += index.soft_tokens
+                ids = out.tokens[place : place + stop - start].tolist()
+                label = out.labels[place : place + stop - start].tolist()
+                stretches: list[list[int]] = []
+                for at in range(1, len(ids)):
+                    if label[at - 1] == IGNORED:
+                        continue
+                    if label[at - 2] == IGNORED or at == 1:
+                        stretches.append([])
+                    stretches[-1].append(label[at - 1])
+                decode = made.encoder.decode
+                found[decode(ids), tuple(map(decode, stretches))] += 1
+                place += stop - start
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "config"),
+    [
+        (ROWS, {}),
+        (ROWS, {"train_on_prompt": True}),
+        (ROWS, {"max_seq_length": 32}),
+        (ROWS, {"max_seq_length": 24, "overlong": "split"}),
+        (ROWS, {"max_seq_length": 40, "overlong": "drop"}),
+        (CHAT, {}),
+        (CHAT, {"packing": False, "max_seq_length": 80}),
+        ([{"text": f"{n} " * (n + 1)} for n in range(50)], {"max_seq_length": 64}),
+        ([OPENAI] * 20, {"max_seq_length": 1024}),
+    ],
+)
+def test_what_is_shown_is_what_the_batches_of_the_run_hold(tmp_path, rows, config):
+    file = an_expert(tmp_path, **config)
+    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    assert of_shown(shown(file)) == of_batches(file)
+
+
+def test_soft_prompts_come_before_a_row_and_take_its_room(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=40)
+    made = json.loads(file.read_text())
+    made["soft_prompts"] = [{"name": "tone", "tokens": 8}]
+    file.write_text(json.dumps(made))
+    rows = shown(file)
+    assert of_shown(rows) == of_batches(file)
+    assert "8 tokens of soft prompts come before it" in rows[0].notes
+
+
+def test_a_text_of_the_character_model_is_shown_in_its_blocks(tmp_path):
+    text = "To be, or not to be: that is the question.\n" * 80
+    (tmp_path / "text.txt").write_text(text)
+    file = tmp_path / "manifest.json"
+    dataset = {"path": "text.txt", "validation_split": 0}
+    training = {"dataset": dataset}
+    file.write_text(json.dumps({"name": "c", "base_model": "char-gpt", "training": training}))
+    (row,) = shown(file)
+    assert "".join(one.text for one in row.segments) == text
+    assert row.pieces == 12  # of 3,440 characters; the rest is seen in later epochs
+    # The first character of a block has nothing before it.
+    assert row.trained_tokens == row.pieces * 255
+    assert row.lost_tokens == len(text) - 12 * 256
+    assert of_shown([row]) == of_batches(file)
+
+
+def test_the_longest_row_the_first_and_one_more_are_shown(tmp_path):
+    file = an_expert(tmp_path)
+    rows = shown(file, RowsToShow())
+    assert [row.because for row in rows] == ["the first", "random", "the longest"]
+    every = shown(file)
+    assert rows[-1].tokens == max(row.tokens or 0 for row in every)
+    assert len(every) == len(ROWS)
+    assert shown(file, RowsToShow(count=0)) == []
+    assert [row.because for row in shown(file, RowsToShow(count=1))] == ["the longest"]
+    drawn = [row.place for row in every if row.split == "validation"]
+    assert len(drawn) == 12
+
+
+def test_a_row_of_which_nothing_is_trained_on_says_why(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=32)
+    long = {"instruction": "long " * 60, "output": "end"}
+    (tmp_path / "train.jsonl").write_text(lines([*ROWS, long]), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=0, lines=("121",)))
+    assert row.left_out == "the answer starts after max_seq_length 32"
+    assert row.trained_tokens == 0
+
+
+def test_rows_are_found_as_messages_name_them(tmp_path):
+    dataset = {"path": "rows.json", "test_path": "test.jsonl", "max_bad_rows": 9}
+    file = an_expert(tmp_path, dataset=dataset)
+    (tmp_path / "rows.json").write_text(json.dumps([*ROWS[:9], {"instruction": 1}]))
+    (tmp_path / "test.jsonl").write_text(lines(ROWS[:3]))
+    asked = ("3", "rows.json: row 10", "test.jsonl:2")
+    third, bad, test = shown(file, RowsToShow(count=0, lines=asked))
+    assert third.place.endswith("rows.json: row 3")
+    assert "Count to 3." in "".join(one.text for one in third.segments)
+    assert bad.left_out.startswith("a bad row: ")
+    assert (test.split, test.place) == ("test", f"{tmp_path / 'test.jsonl'}:2")
+    with pytest.raises(RowNotFound, match=r"--row 77: there is no such row\n.*--row test.jsonl:9"):
+        shown(file, RowsToShow(lines=("77", "test.jsonl:9")))
+    with pytest.raises(RowNotFound, match="--row seven: not a row"):
+        shown(file, RowsToShow(lines=("seven",)))
+
+
+def test_a_long_row_is_shortened_in_the_middle_and_what_is_missing_is_counted(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=4096)
+    answer = "begin " + "é" * 900 + " end"
+    rows = [*ROWS, {"instruction": "Write.", "output": answer}]
+    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=1))
+    (cut,) = [one for one in row.segments if one.not_shown]
+    assert cut.trained
+    assert cut.text.startswith("begin é")
+    assert cut.after.endswith("é end")
+    assert "\ufffd" not in cut.text + cut.after
+    assert (cut.tokens or 0) - cut.not_shown <= 400
+    (whole,) = shown(file, RowsToShow(count=1, most_tokens=None))
+    assert [one.text for one in whole.segments if answer in one.text]
+    # One that fits the screen is not shortened, however many stretches it has.
+    (tmp_path / "train.jsonl").write_text(lines(CHAT), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=1))
+    assert (row.tokens or 0) < 400
+    assert not [one for one in row.segments if one.not_shown]
+
+
+def test_without_the_tokenizer_no_row_is_shown_and_the_reason_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = an_expert(tmp_path, model="somebody/some-model")
+    report = check_dataset(file, show=RowsToShow())
+    assert "somebody/some-model is not on this machine" in report.problems[0]

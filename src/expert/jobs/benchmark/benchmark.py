@@ -11,9 +11,10 @@ import datetime
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -22,9 +23,10 @@ from typing import Any
 
 from expert import __version__
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError, ManifestError
+from expert.core.events import follow
 from expert.core.files import write_text_atomically
-from expert.core.interrupts import Interrupted
 from expert.core.links import refuse_links
+from expert.core.process import Child, describe_exit
 from expert.core.rundir import RunFolder
 from expert.core.stored_json import read_object_or_empty
 from expert.insight.ladder import (
@@ -41,14 +43,6 @@ from expert.insight.ladder import (
 )
 from expert.insight.page.contents import ladder_page
 from expert.insight.page.render import page_html
-from expert.jobs.benchmark.measured import (
-    Event,
-    MeasurementFailed,
-    environment_of,
-    events_of,
-    first_timed_step,
-    measured_of,
-)
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.benchmark_settings import (
@@ -66,12 +60,22 @@ from expert.planning.benchmark_settings import (
     why_unchanged,
 )
 from expert.planning.machine.machine import describe_machine
+from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.planning.run_plan import RunPlan
 from expert.run.open import open_run, prepare
 from expert.run.session.short_run import SETTLING
 from expert.run.stored.load import read_plan
 from expert.run.stored.locate import runs_folder
 
+Event = dict[str, Any]
+POLL_SECONDS = 0.1
+WINDOW_SECONDS = 0.5
+"""A rate is taken over as many steps as last this long."""
+CAPTURE_STEPS = 6
+"""Steps: CUDA graphs are captured at the third batch, the optimizer's once its gradients have kept
+their addresses for two."""
+CAPTURE_STEPS_PER_WIDTH = 8
+"""More of them for each width that is captured when it first comes: most come within 30 steps."""
 MIN_TIMED_STEPS = 3
 MAX_OVERRUN = 1.5
 """Times the announced time: no setting is started if the benchmark would end later."""
@@ -110,6 +114,10 @@ Show = Callable[[str, str], None]
 """Shows a line in a style: "" or the name of a colour."""
 
 
+class MeasurementFailed(ExpertError):
+    """A setting that cannot be measured; the message says why."""
+
+
 class CannotBenchmark(ExpertError):
     """A benchmark that cannot start."""
 
@@ -143,7 +151,7 @@ def benchmark(
     preparing: Callable[[str, int, int], None] = lambda name, rows, tokens: None,
 ) -> tuple[Ladder, list[Path]]:
     """Run the benchmark and write its result to `to`, or to a new folder beside the runs; returns
-    it with the written files. If interrupted, what was measured so far is written."""
+    it with the written files."""
     if to is not None:  # refused before anything is measured
         if to.suffix != ".json":
             raise CannotBenchmark(
@@ -154,17 +162,9 @@ def benchmark(
             raise CannotBenchmark(f"--to {to}: the folder cannot be written to  (name another one)")
     bench = Benchmark(request, show, preparing)
     place = Path(tempfile.mkdtemp(prefix="expert-benchmark-")) if to else new_folder(request)
-    file = to or place / FILE
     has_measured = False
     try:
         bench.run(place)
-    except Interrupted as end:
-        if any(result.measured for result in bench.results):
-            last = bench.results[-1].name
-            bench.notes.append(f"interrupted by {end.by} after '{last}': the rest was not measured")
-            kept = write_result(bench.ladder(), file)
-            end.left = f"measurements so far are in {', '.join(map(str, kept))}"
-        raise
     finally:
         has_measured = any(result.measured for result in bench.results)
         if to is not None or not has_measured:
@@ -175,7 +175,7 @@ def benchmark(
             f"no setting could be measured: {failed[-1] if failed else 'none applies'}"
         )
     ladder = bench.ladder()
-    files = write_result(ladder, file)
+    files = write_result(ladder, to or place / FILE)
     if not request.only:
         bench.show_winner(ladder)
     return ladder, files
@@ -502,3 +502,97 @@ def write_result(ladder: Ladder, file: Path) -> list[Path]:
     for path, text in texts.items():
         write_text_atomically(path, text)
     return list(texts)
+
+
+# --- one setting: a process of its own, and what the events of its run show ---------------------
+
+
+def events_of(
+    arguments: Sequence[str], runs: Path, *, log: Path, env: Mapping[str, str], limit: float
+) -> Generator[Event, None, None]:
+    """Run `expert train` in a process that writes below `runs`, and yield the events of its run;
+    closing this kills it. Raises MeasurementFailed if it fails or takes longer than `limit`."""
+    child = Child([sys.executable, "-m", "expert", "train", *arguments], log=log, env=env)
+    ends_at = time.monotonic() + limit
+
+    def is_over() -> bool:
+        return child.has_ended or time.monotonic() > ends_at
+
+    try:
+        while (file := next(runs.glob("*/events.jsonl"), None)) is None and not is_over():
+            time.sleep(POLL_SECONDS)
+        if file is not None:
+            yield from follow(file, is_over, POLL_SECONDS)
+        if not child.has_ended:
+            raise MeasurementFailed(f"not finished after {limit:.0f} s")
+        code = child.wait()
+        if code or file is None:
+            words = child.stderr_tail() or "it printed nothing"
+            raise MeasurementFailed(f"its process {describe_exit(code)}: {words}")
+    finally:  # also on Ctrl-C: nothing may be left behind
+        child.stop()
+
+
+def environment_of(home: Path, plan: RunPlan) -> dict[str, str]:
+    """The environment of such a process: no benchmark of this machine affects its plan, and it ends
+    with this one."""
+    from expert.parallel.launch import FOLLOWED
+
+    env = {"EXPERT_HOME": str(home), FOLLOWED: str(os.getpid())}
+    if plan.model.place == "models folder":  # which may be that of the usual home
+        env["EXPERT_MODELS"] = str(Path(plan.model.location).absolute().parent)
+    return env
+
+
+def first_timed_step(plan: RunPlan) -> int:
+    """Steps before the first timed one: they compile, fill caches and capture graphs."""
+    if not plan.kernels.cuda_graphs:
+        return SETTLING
+    return CAPTURE_STEPS + CAPTURE_STEPS_PER_WIDTH * (CAPTURED_WIDTHS if plan.data.flat else 0)
+
+
+def measured_of(
+    plan: RunPlan, events: Sequence[Event], first: int, *, rows: int, loss_steps: int
+) -> Measured:
+    """What the events of a run show: rates over windows of steps after the `first` ones, and the
+    training loss of the `loss_steps` first steps."""
+    steps = [event for event in events if event["event"] == "step"]
+    timed = [event for event in steps if event["step"] > first]
+    if not timed:
+        raise MeasurementFailed("the run ended before a step could be timed")
+
+    def mean(key: str) -> float | None:
+        known = [event[key] for event in timed if event.get(key) is not None]
+        return statistics.fmean(known) if known else None
+
+    rates, tokens, seconds = [], 0, 0.0
+    for event in timed:
+        tokens, seconds = tokens + event["tokens"], seconds + event["seconds"]
+        if seconds >= WINDOW_SECONDS:
+            rates.append(tokens / seconds)
+            tokens, seconds = 0, 0.0
+    if not rates:  # too fast for a whole window
+        rates = [tokens / seconds]
+    low, middle, high = (
+        statistics.quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates * 3
+    )
+    samples = sum(e["examples"] for e in timed) / sum(e["seconds"] for e in timed)
+    changed = [change for e in events if e["event"] == "fell_back" for change in e["changes"]]
+    sizes = [each["value"] for each in changed if each["path"] == "batch.micro_batch"]
+    peaks = [e["peak_reserved_bytes"] for e in steps if e.get("peak_reserved_bytes")]
+    peaks = peaks or [e["cpu_peak_memory_bytes"] for e in steps if e.get("cpu_peak_memory_bytes")]
+    learnt = [event for event in steps if event["step"] <= loss_steps]
+    targets = sum(int(event["targets"]) for event in learnt)
+    losses = sum(float(event["loss"]) * int(event["targets"]) for event in learnt)
+    return Measured(
+        tokens_per_second=middle,
+        spread=high - low,
+        samples_per_second=samples,
+        seconds_per_epoch=rows / samples,
+        gpu_utilization=mean("gpu_utilization"),
+        peak_memory_bytes=max(peaks, default=None),
+        mfu=mean("mfu"),
+        updates_learnt=learnt[-1]["step"],
+        loss=losses / targets if targets else None,
+        micro_batch=int(sizes[-1]) if sizes else plan.batch.micro_batch,
+    )

@@ -3,7 +3,6 @@ them."""
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
@@ -15,29 +14,25 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
 from expert.core.errors import ExpertError
-from expert.core.files import write_text_atomically
 from expert.core.links import open_plain, refuse_links
 from expert.core.publish import is_alive
 from expert.core.rundir import Holder, RunFolder, holder_of, process_of
-from expert.core.stored_json import read_object_or_empty
-from expert.core.text import json_text
 from expert.jobs.board.folders import BoardItem
 from expert.parallel.launch import LAUNCH_FOLDER
 from expert.run.stored.resume_command import NO_FILE, resume_command_of
 
 TOKEN = "EXPERT_BOARD_TOKEN"
 FOLDER = ".expert-board"
-"""Folder below a root of the board, with records and logs of its jobs."""
+"""Folder below a root of the board, with logs of its jobs."""
 MAX_RUNNING = 6
 TAIL_BYTES = 60_000
-KEPT_JOBS = 100
 
 
 class ActionRefused(ExpertError):
@@ -56,8 +51,8 @@ class StartedCommand:
     """The id of that run or manifest on the board."""
     command: tuple[str, ...]
     holder: Holder
-    """Its process, recognised again after a restart of the board."""
-    folder: Path = field(compare=False)
+    process: subprocess.Popen[bytes]
+    log: Path
 
     @property
     def words(self) -> str:
@@ -65,34 +60,21 @@ class StartedCommand:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, or if it ended while no board was running."""
-        code = read_object_or_empty(self.folder / f"{self.id}.end.json").get("code")
-        return code if isinstance(code, int) else None
-
-    @property
-    def is_running(self) -> bool:
-        return is_running_process(self.holder)
+        """None while it runs."""
+        return self.process.poll()
 
     @property
     def state(self) -> str:
-        if self.exit_code is None and self.is_running:
-            return "running"
-        return {0: "finished", None: "ended"}.get(self.exit_code, "failed")
+        return {0: "finished", None: "running"}.get(self.exit_code, "failed")
 
     def output(self) -> str:
         """The end of its log."""
         try:
-            with open(open_plain(self.folder / f"{self.id}.log", os.O_RDONLY), "rb") as stream:
+            with open(open_plain(self.log, os.O_RDONLY), "rb") as stream:
                 stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL_BYTES))
                 return stream.read(TAIL_BYTES).decode("utf-8", "replace")
         except (OSError, ExpertError):
             return ""
-
-    def keep_exit_code(self, process: subprocess.Popen[bytes]) -> None:
-        """Run in a thread: wait for the process and record how it ended."""
-        code = process.wait()
-        with suppress(OSError):
-            _write_private(self.folder / f"{self.id}.end.json", json.dumps({"code": code}))
 
 
 def state_folder(root: Path) -> Path:
@@ -104,35 +86,16 @@ def state_folder(root: Path) -> Path:
     return folder
 
 
-def _write_private(path: Path, text: str) -> None:
-    """Write a new file that only its owner may read: its mode is kept when it is replaced."""
-    os.close(open_plain(path, os.O_WRONLY | os.O_CREAT, 0o600))
-    write_text_atomically(path, text)
-
-
 class Jobs:
-    """All commands started in these folders, including those of earlier boards."""
+    """All commands that this board started."""
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self) -> None:
         self._known: dict[str, StartedCommand] = {}
         self._lock = threading.Lock()
-        for folder in (root / FOLDER for root in roots):
-            if folder.is_symlink():
-                continue
-            records = [path for path in folder.glob("*.json") if not path.stem.endswith(".end")]
-            for path in sorted(records)[-KEPT_JOBS:]:
-                record: dict[str, Any] = read_object_or_empty(path)
-                with suppress(KeyError, TypeError, ValueError):  # not a record
-                    words = {key: str(record[key]) for key in ("what", "about", "subject")}
-                    command = tuple(str(word) for word in record["command"])
-                    self._known[path.stem] = StartedCommand(
-                        id=path.stem, command=command, holder=Holder(**record["holder"]),
-                        folder=folder, **words,
-                    )  # fmt: skip
 
     def all(self) -> list[StartedCommand]:
         """The newest first."""
-        return sorted(self._known.values(), key=lambda job: job.holder.since, reverse=True)
+        return list(reversed(self._known.values()))
 
     def get(self, name: str) -> StartedCommand | None:
         return self._known.get(name)
@@ -141,7 +104,7 @@ class Jobs:
         """Start `expert COMMAND`, about a run or a manifest, as a process independent of the
         board."""
         with self._lock:
-            running = [job for job in self._known.values() if job.is_running]
+            running = [job for job in self._known.values() if job.exit_code is None]
             if len(running) >= MAX_RUNNING:
                 raise ActionRefused(f"{MAX_RUNNING} commands are running already  (stop one)")
             if any(job.subject == found.id and job.what == what for job in running):
@@ -149,18 +112,16 @@ class Jobs:
             folder = state_folder(found.root)
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
-            with open(open_plain(folder / f"{name}.log", flags, 0o600), "wb") as log:
-                process = spawn(command, log)
+            log = folder / f"{name}.log"
+            with open(open_plain(log, flags, 0o600), "wb") as stream:
+                process = spawn(command, stream)
             holder = Holder(pid=process.pid, host=socket.gethostname(),
                             since=time.strftime("%Y-%m-%d %H:%M:%S"),
                             process=process_of(process.pid))  # fmt: skip
-            job = StartedCommand(id=name, what=what, about=found.name, subject=found.id,
-                      command=tuple(command), holder=holder, folder=folder)  # fmt: skip
-            record = {**asdict(job), "folder": None}
-            _write_private(folder / f"{name}.json", json_text(record) + "\n")
-            self._known[name] = job
-        threading.Thread(target=job.keep_exit_code, args=(process,), daemon=True).start()
-        return job
+            job = self._known[name] = StartedCommand(
+                id=name, what=what, about=found.name, subject=found.id, command=tuple(command),
+                holder=holder, process=process, log=log)  # fmt: skip
+            return job
 
 
 def resume_command(run: Path) -> list[str]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_bytes
-from expert.jobs.board.board import Board
 from expert.jobs.board.render import page
 from expert.jobs.board.safety import Guard
 from expert.jobs.serve import listen
@@ -19,6 +18,8 @@ from expert.jobs.serve.body import RequestError
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+
+    from expert.jobs.board.routes import Board
 
 MAX_CONNECTIONS = 120
 STATIC = {

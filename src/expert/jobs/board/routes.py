@@ -4,8 +4,10 @@ a problem to show."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
@@ -18,6 +20,7 @@ from expert.insight.page.comparison import comparison_section
 from expert.insight.page.validation import SHOWN_CASES, Validated
 from expert.jobs.board.actions import (
     ActionRefused,
+    Jobs,
     StartedCommand,
     export_command,
     interrupt,
@@ -25,9 +28,9 @@ from expert.jobs.board.actions import (
     stop_run,
     trainer_of,
 )
-from expert.jobs.board.board import Board
-from expert.jobs.board.folders import BoardItem, notes_in, read_notes, write_notes
-from expert.jobs.board.live import View
+from expert.jobs.board.chat import Chat
+from expert.jobs.board.folders import BoardFolders, BoardItem, Kind
+from expert.jobs.board.live import Hub, View
 from expert.jobs.board.manifest_form import (
     make_expert,
     manifest_page,
@@ -38,6 +41,7 @@ from expert.jobs.board.manifest_form import (
     set_options,
 )
 from expert.jobs.board.render import page
+from expert.jobs.board.summaries import Summaries
 from expert.jobs.board.views import ChatView, JobView, ListView, RunView
 from expert.jobs.diagnose.diagnose import diagnose_run
 from expert.jobs.serve.body import RequestError, read_body
@@ -50,6 +54,28 @@ SHOWN_JOBS = 20
 MAX_BODY_BYTES = 256 * 1024
 BODY_SECONDS = 15.0
 TRAINING = "training was started and may need the memory"
+
+
+@dataclass
+class Board:
+    """The state that all pages share, as `request.app.state.board`."""
+
+    places: BoardFolders
+    read_only: bool = False
+    summaries: Summaries = field(default_factory=Summaries)
+    hub: Hub = field(default_factory=Hub)
+    chat: Chat = field(default_factory=Chat)
+    jobs: Jobs = field(default_factory=Jobs)
+
+    def get(self, name: str, kind: Kind) -> BoardItem:
+        found = self.places.get(name, kind)
+        if found is None:
+            raise RequestError(404, f"There is no such {kind} in the folders of this board.")
+        return found
+
+
+def make_board(folders: Sequence[Path], *, read_only: bool) -> Board:
+    return Board(places=BoardFolders.of(folders), read_only=read_only)
 
 
 def routes() -> list[Route]:
@@ -135,7 +161,7 @@ async def _run(request: Request) -> Response:
     state = (await run_in_threadpool(board.summaries.of, found)).state
     jobs = [job for job in board.jobs.all() if job.subject == found.id]
     html = page("run", found.name, read_only=board.read_only, found=found, view=view, state=state,
-                notes=read_notes(found.path), jobs=jobs)  # fmt: skip
+                jobs=jobs)  # fmt: skip
     return HTMLResponse(html)
 
 
@@ -257,12 +283,6 @@ async def _of_run(request: Request) -> Response:
         case "export":
             words = export_command(found, merged=given.get("merged") is True)
             return await _started(board, what, words, found)
-        case "notes":
-            tags = given.get("tags")
-            split = [word.strip() for word in tags.split(",")] if isinstance(tags, str) else tags
-            notes = notes_in({"tags": split, "note": given.get("note")})
-            await run_in_threadpool(write_notes, run, notes)
-            return JSONResponse({"go": f"/run/{found.id}"})
         case "load":
             # For chat; on the CPU while a run is training on this machine.
             runs = board.places.of_kind("run")

@@ -107,20 +107,23 @@ def find_datasets(
         for path, entry in found.items():
             if "cache" in entry.kind and _plain_id(entry.name.partition(" (")[0]) in ids:
                 used[path][user.name] = None
-        for place in (local_path(value, user.folder) for value in user.paths.values()):
-            if place.exists():
-                kind: Kind = "file" if place.is_file() else "folder"
-                splits = _splits_in_names([place.name])
-                own = FoundDataset(kind, place.name, str(place), splits, None, _size(place))
-                found.setdefault(own.path, own)
-                used.setdefault(own.path, {})[user.name] = None
-        for place in (user.cache, *sorted(user.cache.glob("tokens-*"))):
-            if (place / "recipe.json").is_file() and (place / "DONE").is_file():
-                rows = read_object_or_empty(place / "statistics.json").get("documents")
-                own = FoundDataset("prepared", place.name, str(place), (), rows, _size(place))
-                found.setdefault(own.path, own)
-                used.setdefault(own.path, {})[user.name] = None
+        for own in _data_of(user):
+            found.setdefault(own.path, own)
+            used.setdefault(own.path, {})[user.name] = None
     return [replace(entry, used_by=tuple(used[path])) for path, entry in found.items()]
+
+
+def _data_of(user: DatasetUser) -> Iterator[FoundDataset]:
+    """The files and folders that a manifest names, and its prepared tokens."""
+    for place in (local_path(value, user.folder) for value in user.paths.values()):
+        if place.exists():
+            kind: Kind = "file" if place.is_file() else "folder"
+            splits = _splits_in_names([place.name])
+            yield FoundDataset(kind, place.name, str(place), splits, None, _size(place))
+    for place in (user.cache, *sorted(user.cache.glob("tokens-*"))):
+        if (place / "recipe.json").is_file() and (place / "DONE").is_file():
+            rows = read_object_or_empty(place / "statistics.json").get("documents")
+            yield FoundDataset("prepared", place.name, str(place), (), rows, _size(place))
 
 
 def caches(environ: Mapping[str, str], home: Path) -> tuple[Path, Path]:
@@ -236,21 +239,8 @@ def consolidate(users: Sequence[DatasetUser], destination: Path) -> list[Consoli
         )
     for target, source in sources.items():
         if not target.exists():
-            _copy(source, target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            shutil.copy2(source, temporary)
+            os.replace(temporary, target)  # an interrupted copy has no name that is taken for data
     return done
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy under a temporary name, verify the copy, and only then rename it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        shutil.copy2(source, temporary)
-        if sha256_of(temporary) != sha256_of(source):
-            raise DataError(
-                f"{target}: the copy differs from {source}  (the file changed meanwhile, or the "
-                "disk is faulty: copy again)"
-            )
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

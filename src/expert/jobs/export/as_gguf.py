@@ -18,10 +18,8 @@ from expert.core.stored_json import read_object, read_object_or_empty
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.card import languages
 from expert.jobs.export.chat_format import (
-    BASE_FILE,
     MODELFILE,
-    base_file,
-    context_length,
+    SMALLEST_CONTEXT,
     jinja_of,
     modelfile,
 )
@@ -190,24 +188,19 @@ def write_adapter(
 def write_gguf_adapter(
     source: ExportRequest, expected: Expected, trained: Trained, target: Path
 ) -> Written:
-    """Write the adapter alone. A built-in base is written next to it, since it is not on the
-    hub."""
+    """Write the adapter alone."""
     import gguf
     import torch
 
     model: Any = trained.loaded.module
     family, words = _described(trained, expected)
-    config, about = trained.loaded.causal_lm.config, _about(source)
+    config = trained.loaded.causal_lm.config
     file = f"{folder_name(source.plan.expert)}-lora.gguf"
     with tempfile.TemporaryDirectory(prefix="expert-adapter-") as place:
         save_adapter(source, trained, Path(place))
         path = target / file
-        write_adapter(path, Path(place), config, family, about)
+        write_adapter(path, Path(place), config, family, _about(source))
     base = model.unload()
-    base_plan = source.plan.model
-    if base_plan.place == "built-in":
-        about = about._replace(name=base_plan.name)
-        write_model(target / BASE_FILE, base, family, words, "f16", about)
     reader = gguf.GGUFReader(path)
     factors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
     alpha = float(reader.fields["adapter.lora.alpha"].contents())
@@ -219,7 +212,7 @@ def write_gguf_adapter(
                 weight = base.state_dict()[stored.source]
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
-    notes = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
+    notes = _write_modelfile(expected, trained, target, "BASE.gguf", adapter=file)
     return Written(file=file, difference=difference, notes=(*words.notes, *notes))
 
 
@@ -228,7 +221,7 @@ def _about(source: ExportRequest) -> GgufMetadata:
     return GgufMetadata(
         name=source.plan.expert,
         license=str(manifest.get("license") or ""),
-        base=portable_base(source.plan.model, with_hashes=False).name,
+        base=portable_base(source.plan.model).name,
         languages=tuple(languages(manifest.get("capabilities") or ())[0]),
         tags=tuple(str(tag) for tag in manifest.get("tags") or ()),
     )
@@ -265,8 +258,10 @@ def _write_modelfile(
     assert template is not None
     assert asked is not None
     config = trained.loaded.causal_lm.config
+    # Tokens of prompt and answer: as in training, but for what the model or llama.cpp cannot see.
+    length = max(trained.plan.data.max_seq_length, SMALLEST_CONTEXT)
     window = None if family_of(config).windows else window_of(config)
-    length = config.max_position_embeddings
+    length = min(length, config.max_position_embeddings, window or length)
     own_stops = [template.stop] if template.stop and not asked.plain else []
     text, note = modelfile(
         file,
@@ -274,7 +269,7 @@ def _write_modelfile(
         plain=asked.plain,
         stops=list(dict.fromkeys([*own_stops, *asked.stops])),
         how=resolve_decoding(trained.plan, {})[0],
-        context=context_length(trained.plan.data.max_seq_length, length, window),
+        context=length,
         adapter=adapter,
     )
     (target / MODELFILE).write_text(text, encoding="utf-8")

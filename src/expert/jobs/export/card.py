@@ -22,7 +22,6 @@ from expert.core.files import read_text
 from expert.core.install import INSTALL_HINT
 from expert.core.secrets import redacted
 from expert.core.text import in_markdown, loss, visible
-from expert.jobs.export.chat_format import base_file
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.sample.sample import prompt_text
@@ -91,7 +90,7 @@ def model_card(
     """The card as Markdown, with the YAML header that model hubs read."""
     import jinja2
 
-    base = portable_base(plan.model, with_hashes=done.kind == "adapter")
+    base = portable_base(plan.model)
     is_char_model, manifest = plan.model.name == CHAR_GPT, manifest or {}
     is_adapter, name = done.kind == "adapter", folder_name(plan.expert)
     library = "gguf" if done.gguf else {"adapter": "peft"}.get(done.kind, "transformers")
@@ -134,7 +133,6 @@ def model_card(
         plan=plan,
         used_dtype=used or dtype,
         served_as=name,
-        base_file=base_file(plan.model),
         vllm_dtype=_DTYPES.get(dtype, "float16").removeprefix("torch."),
         built_in=plan.model.place == "built-in",
         soft_prompts=", ".join(prompts),

@@ -10,11 +10,9 @@ from typing import NamedTuple
 from expert.answer.decoding import DecodingSettings
 from expert.data.records import DataError, Turn
 from expert.data.template.templates import NamedTemplate, Template
-from expert.planning.run_plan import ModelPlan
 
 MODELFILE = "Modelfile"
-BASE_FILE = "base-f16.gguf"
-_SMALLEST_CONTEXT = 2048
+SMALLEST_CONTEXT = 2048
 _FIRST = "loop.first or (loop.index0 == 1 and messages[0]['role'] == 'system')"
 
 
@@ -123,17 +121,6 @@ def go_template(pieces: FormatTexts) -> str:
         f'{{{{ else if eq .Role "assistant" }}}}{text(pieces.answer)}{{{{ .Content }}}}'
         f"{{{{ $answered = true }}}}{{{{ end }}}}{{{{ end }}}}{text(pieces.last)}"
     )
-
-
-def base_file(model: ModelPlan) -> str:
-    """The GGUF file of an adapter's base: written if the base is built in, else a placeholder."""
-    return BASE_FILE if model.place == "built-in" else "BASE.gguf"
-
-
-def context_length(trained: int, of_model: int, window: int | None) -> int:
-    """Tokens of prompt and answer: the training length, at least 2,048, at most the model's context
-    or a sliding window that llama.cpp does not support."""
-    return min(max(trained, _SMALLEST_CONTEXT), of_model, window or of_model)
 
 
 def modelfile(

@@ -268,7 +268,7 @@ def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> N
     generation = generation_config(how, end_tokens(trained.encoder, trained.template))
     if source.kind == "adapter":
         save_adapter(source, trained, target)
-        name = portable_base(source.plan.model, with_hashes=False).name
+        name = portable_base(source.plan.model).name
         for file in target.rglob("adapter_config.json"):  # PEFT wrote the local path of the base
             settings = {**read_object(file), "base_model_name_or_path": name}
             text = json.dumps(settings, indent=2, sort_keys=True)

@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from expert.core.files import sha256_of
-from expert.core.text import in_markdown, visible
+from expert.core.text import visible
 from expert.model.base_folder import base_reference, built_in_folder
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.resolve import basename, is_hub_id
@@ -16,7 +15,6 @@ from expert.planning.run_plan import ModelPlan
 
 BASE_COPY = "base"
 """Folder in an export with a copy of a base that is not on the hub."""
-_DIGITS = 16
 
 
 class PortableBase(NamedTuple):
@@ -34,8 +32,8 @@ class PortableBase(NamedTuple):
     """Arguments for from_pretrained."""
 
 
-def portable_base(model: ModelPlan, *, with_hashes: bool = True) -> PortableBase:
-    """How to get the base of a run; without hashes, only its name: its weights may be large."""
+def portable_base(model: ModelPlan) -> PortableBase:
+    """How to get the base of a run."""
     is_id = model.place != "folder" and is_hub_id(model.name)
     short = model.name if is_id else basename(model.name)
     # Written into a line of code, as a comment.
@@ -46,17 +44,11 @@ def portable_base(model: ModelPlan, *, with_hashes: bool = True) -> PortableBase
         return PortableBase(name, line=line, note=note)
     hub_id, revision = hub_reference(model)
     if hub_id is not None:
-        note = ""
         pinned = f"base, revision={json.dumps(revision)}" if revision else "base"
-        if with_hashes and model.place == "models folder":
-            note = f"It was trained on the copy of `{hub_id}` with {weight_hashes(model)}."
-        return PortableBase(hub_id, hub_id, f"base = {json.dumps(hub_id)}", note, pinned)
-    if not with_hashes:
-        return PortableBase(name)
+        return PortableBase(hub_id, hub_id, f"base = {json.dumps(hub_id)}", arguments=pinned)
     note = (
-        f"The base, `{name}`, was a folder whose origin the run does not know: "
-        f"{weight_hashes(model)}. Replace `PATH/TO/THE/BASE` with a folder of these weights; "
-        "other weights give different answers."
+        f"The base, `{name}`, was a folder whose origin the run does not know. Replace "
+        "`PATH/TO/THE/BASE` with that folder; other weights give different answers."
     )
     return PortableBase(name, line=f'base = "PATH/TO/THE/BASE"  # {name}', note=note)
 
@@ -72,16 +64,6 @@ def hub_reference(model: ModelPlan) -> tuple[str | None, str | None]:
     known = find_known_model(model.name)  # also matches variants of the same shape
     exact = known is not None and basename(known.hub_id).lower() == basename(model.name).lower()
     return (known.hub_id if known is not None and exact else None), None
-
-
-def weight_hashes(model: ModelPlan) -> str:
-    """The weight files of a base with the first digits of their sha256."""
-    files = sorted(Path(model.location).glob("*.safetensors"))
-    if not files:
-        return "its weights are missing"
-    hashes = {in_markdown(file.name): sha256_of(file)[:_DIGITS] for file in files}
-    named = ", ".join(f"{name} with sha256 {digits}…" for name, digits in hashes.items())
-    return f"its weights are {named}" if len(files) > 1 else named
 
 
 def copy_base(model: ModelPlan, target: Path) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from expert.core.errors import ExpertError
-from expert.core.files import write_text_atomically
+from expert.core.files import read_text, write_text_atomically
 from expert.core.text import counted, some_of
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import (
@@ -30,7 +31,6 @@ from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Example, Row
 from expert.data.template.templates import INPUT_LABEL
 from expert.jobs.new.row_lengths import MOST_LOST, LengthChoice, choose_length
-from expert.jobs.new.starters import STARTERS, manifest_of, readme_of, starter_of
 from expert.judging.domain import NAMES
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
@@ -77,6 +77,28 @@ _STARTS = {
     "typescript": re.compile(
         r"\s*(?:export |declare |interface |type |function |const |let |class |import )"
     ),
+}
+
+
+# Performance keys are written out to be visible; auto is decided on every machine.
+PERFORMANCE = (
+    *("bf16", "use_tf32", "attention", "torch_compile", "optim", "gradient_checkpointing"),
+    *("dataloader_num_workers", "dataloader_prefetch_factor"),
+)
+
+
+class Starter(NamedTuple):
+    """A kind of expert in starters.toml."""
+
+    description: str
+    capabilities: list[str]
+    rows: list[dict[str, str]]
+    grammar: str = ""
+
+
+STARTERS = {
+    name: Starter(**facts)
+    for name, facts in tomllib.loads(read_text(Path(__file__).with_name("starters.toml"))).items()
 }
 
 
@@ -180,7 +202,9 @@ def new_expert(
         found["notes"].append(f"base model {base}: {start.because}")
         if data is not None:
             try:
-                length = _length_for(manifest, folder)
+                opened = open_run(manifest, data="unread")
+                shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), folder).shape
+                length = choose_length(opened, shape.context if shape else None)
             except DataError as error:
                 raise _unusable(data, str(error).replace(str(rows), str(data))) from None
             content["training"]["config"]["max_seq_length"] = length.length
@@ -216,12 +240,6 @@ def _write_manifest(file: Path, content: Mapping[str, Any]) -> None:
     """Write a manifest, which must read without complaints."""
     write_text_atomically(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     read_manifest(file, strict=True)
-
-
-def _length_for(manifest: Path, folder: Path) -> LengthChoice:
-    opened = open_run(manifest, data="unread")
-    shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), folder).shape
-    return choose_length(opened, shape.context if shape else None)
 
 
 @contextmanager
@@ -405,3 +423,65 @@ def _domain(answers: Sequence[str]) -> str:
     except (ValueError, RecursionError):
         is_json = False
     return "json" if answers and is_json else "text"
+
+
+# --- what is written ------------------------------------------------------------------------------
+
+
+def starter_of(name: str, *, calls: bool, own_rows: bool) -> Starter:
+    """A starter; for rows whose answers call tools, and for rows whose language is unknown."""
+    starter = STARTERS[name]
+    able = [each for each in starter.capabilities if own_rows or each != "language:en"]
+    if not calls:
+        return starter._replace(capabilities=able)
+    able.append("task:tool_calling")
+    return starter._replace(description="Calls tools, and answers.", capabilities=able)
+
+
+def manifest_of(
+    name: str,
+    starter: Starter,
+    dataset: Mapping[str, Any],
+    *,
+    base: str,
+    start: StartingPoint,
+    epochs: int,
+    calls: bool,
+) -> dict[str, Any]:
+    """A 2.0 manifest for one base model, with settings for its size. `calls`: rows have tools,
+    which the templates of small models do not support; ChatML supports them for all models."""
+    decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
+    if starter.grammar:
+        decoding |= {"validation": "parser", "grammar_type": starter.grammar}
+    written = {"prompt_template": "chatml"} if calls else {}
+    adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
+    return {
+        "schema_version": "2.0",
+        "name": name,
+        "version": "0.1.0",
+        "description": starter.description,
+        "base_models": [{"name": base, **written, "adapters": adapters}],
+        "capabilities": list(starter.capabilities),
+        "training": {
+            "dataset": dict(dataset),
+            "config": {
+                "adapter_type": "lora",
+                "epochs": epochs,
+                "learning_rate": start.learning_rate,
+                "batch_size": 16,
+                "max_seq_length": "auto",
+                "packing": True,
+                **dict.fromkeys(PERFORMANCE, "auto"),
+            },
+            "decoding": decoding,
+        },
+    }
+
+
+def readme_of(**facts: Any) -> str:
+    """What to do with the folder, in brief."""
+    import jinja2
+
+    template = read_text(Path(__file__).with_name("readme.jinja"))
+    text = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True).from_string(template)
+    return text.render(facts)

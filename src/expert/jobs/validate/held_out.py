@@ -15,9 +15,8 @@ from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, detect_source_columns
-from expert.data.examples.formats import example_of
 from expert.data.read.sources import Source, iterate
-from expert.data.records import BadRow, Dropped, Example, Row, Segment
+from expert.data.records import BadRow, Example, Row, Segment
 from expert.data.template.templates import TemplateError
 from expert.judging.cases import Case
 from expert.manifest.reader import ReadManifest
@@ -181,14 +180,3 @@ def trained_cases(
         return frozenset(), f"unknown whether the run was trained on these cases: {why}"
     trained = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
     return frozenset(case.id for cases in trained for case in cases), ""
-
-
-def rows_with_examples(
-    rows: Iterable[Row | BadRow], columns: Columns
-) -> Iterator[tuple[Row | BadRow, Example | BadRow]]:
-    """Rows of one source, each with its example as training reads it; rows that training drops by
-    their label are left out."""
-    for row in rows:
-        example = row if isinstance(row, BadRow) else example_of(row, columns)
-        if not isinstance(example, Dropped):
-            yield row, example

@@ -13,9 +13,10 @@ from expert.core.rundir import RunFolder
 from expert.core.text import counted
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, ColumnsNotFound, detect_source_columns
+from expert.data.examples.formats import example_of
 from expert.data.examples.tools import calls_of, with_calls
 from expert.data.read.sources import Source, first_row, iterate, resolve_sources
-from expert.data.records import BadRow, DataError, Example, Row, Turn, place_of
+from expert.data.records import BadRow, DataError, Dropped, Example, Row, Turn, place_of
 from expert.data.template.templates import Template, TemplateError
 from expert.jobs.validate.held_out import (
     TOKENS_ONLY,
@@ -23,7 +24,6 @@ from expert.jobs.validate.held_out import (
     Run,
     TrainedRowsUnknown,
     restore_split,
-    rows_with_examples,
 )
 from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS, CallMarks, check_of, marks_of
@@ -234,10 +234,11 @@ def _of_rows(
     seen: dict[str, int] = {}
     bad: list[str] = []
     for group, columns in groups:
-        for row, example in rows_with_examples(group, columns):
+        for row in group:
+            example = row if isinstance(row, BadRow) else example_of(row, columns)
             if isinstance(example, BadRow) or isinstance(row, BadRow):
                 bad.append(str(example))
-            else:
+            elif not isinstance(example, Dropped):  # training drops some by their label, too
                 examples.append(example)
                 cases.append(_cases(example, row, _name(row, seen)))
     if len(bad) > spec.max_bad_rows:
