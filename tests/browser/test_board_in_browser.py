@@ -78,7 +78,7 @@ def test_every_page_is_whole_on_a_screen_and_on_a_phone_light_and_dark(tmp_path)
     assert len(inks) == 2
 
 
-def test_runs_are_filtered_and_compared_with_the_keyboard(tmp_path):
+def test_runs_are_filtered_compared_and_tagged_with_the_keyboard(tmp_path):
     from selenium.webdriver.common.keys import Keys
 
     folder = two_runs(tmp_path / "work")
@@ -96,6 +96,16 @@ def test_runs_are_filtered_and_compared_with_the_keyboard(tmp_path):
             box.send_keys(Keys.SPACE)
         click(driver, "#compare", "Compare 2")
         find(driver, "#figure-loss-by-step")
+        driver.get(board.url)
+        click(driver, "tr.run a", ONE)
+        click(driver, ".notes summary")
+        driver.find_element("name", "tags").send_keys("keep, <i>x</i>")
+        driver.find_element("name", "note").send_keys("the good one")
+        click(driver, ".notes button", "Save")
+        find(driver, ".notes .tag", "<i>x</i>")
+        driver.get(board.url)
+        find(driver, "tr.run .tag", "keep")
+        find(driver, "tr.run .note", "the good one")
         assert said(driver) == []
 
 

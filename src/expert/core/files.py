@@ -16,9 +16,11 @@ import re
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from expert.core.links import open_plain
 from expert.core.text import gib
 
 MAX_TEXT_BYTES = 256_000_000
@@ -120,6 +122,17 @@ def _keep_mode(path: Path, temporary: str) -> None:
         os.umask(mask)
         mode = 0o666 & ~mask
     os.chmod(temporary, mode)
+
+
+@contextmanager
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Lock a file against writes by other processes; the lock ends with the process."""
+    from filelock import FileLock
+
+    lock = path.with_name(f".{path.name}.lock")
+    os.close(open_plain(lock, os.O_RDWR | os.O_CREAT))  # refuses a link
+    with FileLock(lock, fallback_to_soft=False):
+        yield
 
 
 _NOT_LOOKED_INTO = re.compile(

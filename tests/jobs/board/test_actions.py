@@ -185,7 +185,7 @@ def test_an_export_gets_an_unused_folder_name(run):
     assert export_command(found, merged=False)[3] == f"{run.parent}/exports/{RUN}-adapter-2"
 
 
-@each("action", ["delete", "..", "resume%2f", "stop%00"])
+@each("action", ["delete", "..", "notes%2f", "stop%00"])
 def test_unknown_actions_are_refused(action, tmp_path):
     write_run(tmp_path / RUN, usual(2))
     browser = BoardClient(tmp_path)

@@ -17,7 +17,7 @@ from expert.insight.page.comparison import comparison_section
 from expert.jobs.board import live
 from expert.jobs.board import summaries as reading
 from expert.jobs.board.app import warning_about
-from expert.jobs.board.folders import BoardFolders
+from expert.jobs.board.folders import MAX_TAGS, NOTES_FILE, BoardFolders, Notes, read_notes
 from expert.jobs.board.live import Hub, View
 from expert.jobs.board.render import part
 from expert.jobs.board.routes import make_board
@@ -118,6 +118,7 @@ def test_the_comparison_is_that_of_the_report(folder):
 def test_hostile_text_stays_text_on_every_page(text, tmp_path):
     name = re.sub(r"[/\x00\ud800]", "", text)[:40].strip(".") or "x"
     run = hostile_run(tmp_path / "runs" / f"{name}-20260101-120000", text)
+    (run / NOTES_FILE).write_text(json.dumps({"tags": [text[:40]], "note": text}), encoding="utf-8")
     write_run(tmp_path / "runs" / TWO, usual())
     browser = BoardClient(tmp_path)
     one, two = browser.id_of(run.name), browser.id_of(TWO)
@@ -167,7 +168,8 @@ def test_a_run_that_became_a_link_is_not_shown_any_more(folder, tmp_path_factory
     os.rename(folder / "runs" / ONE, folder / "gone")
     (folder / "runs" / ONE).symlink_to(elsewhere)
     assert browser.get(f"/run/{name}").status_code == 404
-    assert browser.post(f"/run/{name}/stop").status_code == 404
+    assert browser.post(f"/run/{name}/notes", {"tags": "x"}).status_code == 404
+    assert not (elsewhere / NOTES_FILE).exists()
 
 
 def test_a_run_with_a_link_inside_says_so_and_shows_nothing_of_it(folder):
@@ -179,6 +181,26 @@ def test_a_run_with_a_link_inside_says_so_and_shows_nothing_of_it(folder):
     page = browser.page(f"/run/{browser.id_of(ONE)}")
     assert "events.jsonl: is a link" in page
     assert 'data-state="unreadable"' in page
+
+
+# --- notes ---------------------------------------------------------------------------------------
+
+
+def test_tags_and_notes_are_kept_beside_the_run_within_limits_and_shown(folder):
+    browser = BoardClient(folder)
+    place = f"/run/{browser.id_of(ONE)}"
+    before = (folder / "runs" / ONE / "plan.json").read_bytes()
+    answer = browser.post(f"{place}/notes", {"tags": "keep,  <b>bold</b> ,keep,", "note": "a\nb"})
+    assert answer.json() == {"go": place}
+    assert read_notes(folder / "runs" / ONE) == Notes(("keep", "<b>bold</b>"), "a\nb")
+    assert (folder / "runs" / ONE / "plan.json").read_bytes() == before
+    page = browser.page(place)
+    assert "&lt;b&gt;bold&lt;/b&gt;" in page
+    assert "<b>bold" not in page
+    tags = ",".join(f"{n}" * 99 for n in range(50))
+    browser.post(f"{place}/notes", {"tags": tags, "note": "x" * 99_999})
+    notes = read_notes(folder / "runs" / ONE)
+    assert (len(notes.tags), max(map(len, notes.tags)), len(notes.text)) == (MAX_TAGS, 40, 4_000)
 
 
 # --- live ----------------------------------------------------------------------------------------

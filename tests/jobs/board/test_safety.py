@@ -32,7 +32,7 @@ def browser(folder: Path) -> BoardClient:
 PLACES = ("/", "/start", "/run/{id}", "/live/runs", "/live/run/{id}", "/Static/board.js",
           "/compare?run={id}&run={id}", "/job/x", "/nothing", "/run/{id}/chat",
           "/live/chat/{id}")  # fmt: skip
-ACTIONS = ("/run/{id}/stop", "/run/{id}/resume", "/run/{id}/validate",
+ACTIONS = ("/run/{id}/notes", "/run/{id}/stop", "/run/{id}/resume", "/run/{id}/validate",
            "/run/{id}/export", "/manifest/{id}/train", "/job/{id}/stop", "/run/{id}/load",
            "/run/{id}/ask")  # fmt: skip
 
@@ -106,8 +106,8 @@ def test_accepted_host_names(browser):
                  "http://localhost:7373", "file://"])  # fmt: skip
 def test_a_request_of_another_site_is_refused_with_the_cookie_too(origin, folder, browser):
     before = contents(folder)
-    place = f"/run/{browser.id_of(RUN)}/stop"
-    assert browser.post(place, origin=origin).status_code == 403
+    place = f"/run/{browser.id_of(RUN)}/notes"
+    assert browser.post(place, {"tags": "x"}, origin=origin).status_code == 403
     assert browser.get("/", headers={"origin": origin}).status_code == 403
     assert contents(folder) == before
 
@@ -121,8 +121,8 @@ def test_a_request_of_another_site_is_refused_with_the_cookie_too(origin, folder
 ])  # fmt: skip
 def test_an_action_needs_what_only_a_page_of_the_board_sends(headers, folder, browser):
     before = contents(folder)
-    place = f"/run/{browser.id_of(RUN)}/stop"
-    answer = browser.client.post(place, json={}, headers=headers)
+    place = f"/run/{browser.id_of(RUN)}/notes"
+    answer = browser.client.post(place, json={"tags": "x"}, headers=headers)
     assert answer.status_code == 403
     assert contents(folder) == before
 
@@ -141,13 +141,13 @@ def test_other_methods_are_refused_and_no_preflight_lets_another_site_send_our_h
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
         assert browser.client.request(method, "/").status_code == 405
     headers = {"origin": "http://evil.example", "access-control-request-method": "POST"}
-    answer = browser.client.options("/run/x/stop", headers=headers)
+    answer = browser.client.options("/run/x/notes", headers=headers)
     assert answer.status_code == 403
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 def test_a_body_that_is_too_long_is_refused_by_its_length_and_by_its_bytes(folder, browser):
-    place = f"/run/{browser.id_of(RUN)}/stop"
+    place = f"/run/{browser.id_of(RUN)}/notes"
     long = b"x" * (MAX_BODY_BYTES + 1)
     headers = {**ACTION, "content-type": "application/json"}
     assert browser.client.post(place, content=long, headers=headers).status_code == 413
@@ -158,7 +158,7 @@ def test_a_body_that_is_too_long_is_refused_by_its_length_and_by_its_bytes(folde
 @each(("body", "kind", "status"), [(b"[]", "application/json", 400), (b"{}", "text/plain", 415)])
 def test_a_body_that_is_no_json_object_is_refused(body, kind, status, folder, browser):
     before = contents(folder)
-    place = f"/run/{browser.id_of(RUN)}/stop"
+    place = f"/run/{browser.id_of(RUN)}/notes"
     answer = browser.client.post(place, content=body, headers={**ACTION, "content-type": kind})
     assert answer.status_code == status
     assert contents(folder) == before
@@ -199,7 +199,7 @@ def test_a_slow_body_times_out(monkeypatch, folder):
     cookie = f"expert_board={browser.guard.cookie}"
     told = {"host": "127.0.0.1:7373", "cookie": cookie, "content-type": "application/json"}
     headers = [(key.encode(), value.encode()) for key, value in {**told, **ACTION}.items()]
-    scope = {"type": "http", "method": "POST", "path": f"/run/{browser.id_of(RUN)}/stop",
+    scope = {"type": "http", "method": "POST", "path": f"/run/{browser.id_of(RUN)}/notes",
              "headers": headers, "query_string": b"", "http_version": "1.1"}  # fmt: skip
     asyncio.run(browser.guard(scope, receive, send))
     assert sent[0]["status"] == 408

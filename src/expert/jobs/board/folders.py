@@ -1,5 +1,5 @@
-"""The runs and manifests in the folders of a board. Pages refer to them by a hash of their path, so
-that nothing else can be reached."""
+"""The runs and manifests in the folders of a board, and the notes beside a run. Pages refer to them
+by a hash of their path, so that nothing else can be reached."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from expert.core.errors import ExpertError
+from expert.core.files import exclusive_lock, write_text_atomically
+from expert.core.links import refuse_links
 from expert.core.rundir import RunFolder
+from expert.core.stored_json import read_object_or_empty
+from expert.core.text import json_text
 from expert.manifest.text.document import FILE_NAMES
 
 DEPTH = 5
@@ -24,6 +28,9 @@ SEARCH_SHARE = 1 / 300
 """Share of the time that may be spent on searching."""
 SEARCH_SECONDS = 2.0
 Kind = Literal["run", "manifest"]
+NOTES_FILE = "board.json"
+"""In the run folder, so that it moves with the run; it is not part of anything hashed."""
+MAX_TAGS, TAG_LENGTH, NOTE_LENGTH = 12, 40, 4_000
 
 
 @dataclass(frozen=True)
@@ -127,3 +134,35 @@ def is_inside(path: Path, root: Path) -> bool:
         return path.resolve(strict=True) == path and path.is_relative_to(root)
     except (OSError, RuntimeError):
         return False
+
+
+# --- tags and notes of a run ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Notes:
+    tags: tuple[str, ...] = ()
+    text: str = ""
+
+
+def read_notes(run: Path) -> Notes:
+    """The notes of a run; empty if the file is missing or damaged."""
+    return notes_in(read_object_or_empty(run / NOTES_FILE))
+
+
+def notes_in(record: dict[str, Any]) -> Notes:
+    """The valid tags and text of an object."""
+    tags, text = record.get("tags"), record.get("note")
+    valid = tags if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) else []
+    words = [" ".join(tag.split())[:TAG_LENGTH] for tag in valid]
+    kept = tuple(dict.fromkeys(word for word in words if word))[:MAX_TAGS]
+    return Notes(kept, text[:NOTE_LENGTH] if isinstance(text, str) else "")
+
+
+def write_notes(run: Path, notes: Notes) -> None:
+    """Replace the notes of a run, under a lock."""
+    file = run / NOTES_FILE
+    refuse_links(file, below=run)
+    with exclusive_lock(file):
+        record = {"tags": list(notes.tags), "note": notes.text}
+        write_text_atomically(file, json_text(record) + "\n")

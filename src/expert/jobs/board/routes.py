@@ -29,7 +29,14 @@ from expert.jobs.board.actions import (
     trainer_of,
 )
 from expert.jobs.board.chat import Chat
-from expert.jobs.board.folders import BoardFolders, BoardItem, Kind
+from expert.jobs.board.folders import (
+    BoardFolders,
+    BoardItem,
+    Kind,
+    notes_in,
+    read_notes,
+    write_notes,
+)
 from expert.jobs.board.live import Hub, View
 from expert.jobs.board.manifest_form import (
     make_expert,
@@ -161,7 +168,7 @@ async def _run(request: Request) -> Response:
     state = (await run_in_threadpool(board.summaries.of, found)).state
     jobs = [job for job in board.jobs.all() if job.subject == found.id]
     html = page("run", found.name, read_only=board.read_only, found=found, view=view, state=state,
-                jobs=jobs)  # fmt: skip
+                notes=read_notes(found.path), jobs=jobs)  # fmt: skip
     return HTMLResponse(html)
 
 
@@ -283,6 +290,12 @@ async def _of_run(request: Request) -> Response:
         case "export":
             words = export_command(found, merged=given.get("merged") is True)
             return await _started(board, what, words, found)
+        case "notes":
+            tags = given.get("tags")
+            split = [word.strip() for word in tags.split(",")] if isinstance(tags, str) else tags
+            notes = notes_in({"tags": split, "note": given.get("note")})
+            await run_in_threadpool(write_notes, run, notes)
+            return JSONResponse({"go": f"/run/{found.id}"})
         case "load":
             # For chat; on the CPU while a run is training on this machine.
             runs = board.places.of_kind("run")

@@ -13,7 +13,7 @@ from expert.core.text import visible
 from expert.insight.page.contents import STATES, make_page
 from expert.jobs.board.actions import StartedCommand, launcher_of
 from expert.jobs.board.chat import Chat
-from expert.jobs.board.folders import MAX_FOLDERS, BoardFolders, BoardItem
+from expert.jobs.board.folders import MAX_FOLDERS, BoardFolders, BoardItem, read_notes
 from expert.jobs.board.live import Throttle, View
 from expert.jobs.board.render import part
 from expert.jobs.board.summaries import Summaries, changed, newest_first
@@ -45,7 +45,9 @@ class ListView(View):
         self._summaries.forget({run.path for run in found})
         runs = sorted(map(self._summaries.of, found), key=newest_first)
         settings = changed(runs)
-        parts = {f"run-{run.found.id}": part("row", run, settings[run.found.id]) for run in runs}
+        parts = {f"run-{run.found.id}": part("row", run, read_notes(run.found.path),
+                                             settings[run.found.id])
+                 for run in runs}  # fmt: skip
         count = Counter("killed" if run.state == "gone" else run.state for run in runs)
         words = [f"{number} {state}" for state, number in count.most_common()]
         if self._places.is_truncated:

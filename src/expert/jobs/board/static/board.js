@@ -230,6 +230,12 @@ async function copyText(text) {
   toast("Copied.", "good");
 }
 
+async function send(form) {
+  const fields = Object.fromEntries(new FormData(form));
+  const result = await post(form.dataset.action, fields);
+  if (result?.go) location.href = result.go;
+}
+
 // --- a manifest: the plan is updated while typing --------------------------------------------
 
 function changedFields() {
@@ -327,10 +333,11 @@ document.addEventListener("click", (event) => {
   else if (event.target.dataset.column) sortBy(Number(event.target.dataset.column));
 });
 document.addEventListener("submit", (event) => {
-  const place = event.target.dataset.upload;
-  if (!place && event.target.id !== "settings") return;
+  const { action, upload: place } = event.target.dataset;
+  if (!action && !place && event.target.id !== "settings") return;
   event.preventDefault();
-  if (place) upload(event.target);
+  if (action) send(event.target);
+  else if (place) upload(event.target);
 });
 // Show the fields whose key or meaning has the words, wherever they are folded.
 function findKeys(words) {
