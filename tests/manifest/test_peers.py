@@ -435,8 +435,11 @@ def test_an_absolute_output_folder_of_another_trainer_moves_into_the_run_folder(
         ("init_lora_weights: pissa_niter_4\n", "config.adapter_init", "pissa"),
         ("init_lora_weights: true\n", "config.adapter_init", "default"),
         ("loraplus_lr_ratio: 16\n", "config.loraplus_lr_ratio", 16),
-        ("additional_target: embed_tokens,lm_head\n", "config.modules_to_save",
-         ["embed_tokens", "lm_head"]),
+        (
+            "additional_target: embed_tokens,lm_head\n",
+            "config.modules_to_save",
+            ["embed_tokens", "lm_head"],
+        ),
         ("lora_model_dir: ./adapter\n", "config.start_from", "./adapter"),
         ("chat_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
         ("chat_template_jinja: '{% if X %}'\n", "model.prompt_template", "{% if X %}"),

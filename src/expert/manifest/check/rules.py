@@ -233,7 +233,9 @@ def _start(manifest: Manifest, found: Findings) -> None:
         clashes = {
             "start_from": config.start_from is not None,
             "adapter_type: dora": config.adapter_type == "dora",
-            "a quantised base": any(each.quantization in QUANTISED for each in manifest.base_models),
+            "a quantised base": any(
+                each.quantization in QUANTISED for each in manifest.base_models
+            ),
         }
         for other in (other for other, is_set in clashes.items() if is_set):
             what = f"pissa cannot be combined with {other}"
