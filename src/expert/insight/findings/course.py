@@ -196,23 +196,6 @@ def saves_only_at_the_end(found: Evidence) -> Answer:
     return None
 
 
-def no_evaluation(found: Evidence) -> Answer:
-    held_out = found.planned("data.validation")
-    off = found.planned("watch.evaluation_strategy") == "no" and held_out != "none"
-    return f"evaluation_strategy: no; {held_out}" if found.before and off else None
-
-
-def no_clipping(found: Evidence) -> Answer:
-    limit = found.amount("optim.max_grad_norm")
-    off = found.before is not None and limit is not None and limit <= 0
-    return "max_grad_norm is 0" if off else None
-
-
-def no_warm_up(found: Evidence) -> Answer:
-    warms_up = found.amount("optim.warmup_steps") or found.amount("optim.warmup_ratio")
-    return "warmup_steps and warmup_ratio are 0" if found.before and not warms_up else None
-
-
 def long_run(found: Evidence) -> Answer:
     if found.before is None:
         return None

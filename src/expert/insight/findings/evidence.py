@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +51,9 @@ class Before:
     cores: int
     gpu_here: str
     """Name of this machine's card; empty if there is none."""
-    named_card: bool
-    """The plan is for a card that is not in this machine."""
     mean_tokens: float | None = None
     """Mean tokens of a row, if known or sampled."""
     longest_tokens: int | None = None
-    replan: Callable[[tuple[str, ...]], RunPlan | None] = lambda overrides: None
-    """Plans again with overrides; None if they are refused."""
 
 
 def evidence_before(manifest: Manifest, plan: RunPlan, before: Before) -> Evidence:

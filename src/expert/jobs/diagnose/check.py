@@ -62,12 +62,10 @@ def check(
     model: str | None = None,
     timed: bool = True,
     allow_remote_code: bool = False,
-    replan: Callable[[tuple[str, ...]], ReadManifest] | None = None,
     tell: Callable[[str], None] = lambda text: None,
     machine: Machine | None = None,
 ) -> Check:
-    """Check everything. `timed`: train a few steps to estimate the time of the run. `replan` reads
-    the manifest again with further overrides."""
+    """Check everything. `timed`: train a few steps to estimate the time of the run."""
     here = machine or describe_machine(read.folder if read is not None else Path())
     opened = plan = band = None
     if read is None:
@@ -91,7 +89,7 @@ def check(
         asked = opened.read.manifest.training.config.device
         if asked == "cuda" and plan.kernels.device != "cuda":
             found.append(finding_from("cuda-asked", "device: cuda"))
-        found += _configuration(opened, facts, replan)
+        found += _configuration(opened, facts)
         planned = RunRecord(plan=plan.model_dump(mode="json"))
         band = expected_band(planned, target.card.slug if target.card is not None else None)
         step_seconds = None
@@ -104,39 +102,28 @@ def check(
             except (ExpertError, RuntimeError) as error:
                 found.append(finding_from("steps-failed", str(error).partition("\n")[0]))
         found += _length(plan, band, step_seconds)
-        # Warnings of the plan that the other findings do not repeat, and the keys it overruled.
+        # What the plan says and the other findings do not repeat, and the keys it overruled.
         repeated = tuple(path for other in found for path in TABLE[other.name].repeats)
         for remark in plan.remarks:
-            if remark.kind == "warning" and not remark.path.startswith(repeated):
-                name, title = f"plan-{remark.path}", f"the plan warns about {remark.path}"
-                found.append(finding_from("plan", remark.text, name=name, title=title))
+            if remark.kind != "superseded" and not remark.path.startswith(repeated):
+                warns = remark.kind == "warning"
+                title = f"the plan {'warns about' if warns else 'advises on'} {remark.path}"
+                told = {"name": f"plan-{remark.path}", "severity": "warning" if warns else "note"}
+                found.append(finding_from("plan", remark.text, title=title, **told))
         if overruled := [each.text for each in plan.remarks if each.kind == "superseded"]:
             found.append(finding_from("overruled", "; ".join(overruled)))
     return Check(findings=tuple(worst_first(found)), target=target.name, plan=plan, band=band)
 
 
-def _configuration(
-    opened: Opened, facts: DataFacts, again: Callable[[tuple[str, ...]], ReadManifest] | None
-) -> list[Finding]:
+def _configuration(opened: Opened, facts: DataFacts) -> list[Finding]:
     target, machine = opened.target, opened.machine
-
-    def replan(overrides: tuple[str, ...]) -> RunPlan | None:
-        if again is None:
-            return None
-        try:
-            return opened.plan_of(again(overrides), opened.counts.survey if opened.counts else None)
-        except ExpertError:  # a rule of the manifest may forbid the combination
-            return None
-
     card = machine.gpus[0] if machine.gpus else None
     before = Before(
         capability=target.capability,
         cores=target.cores,
         gpu_here=(card.name.value or "a GPU") if card is not None else "",
-        named_card=not target.is_this_machine,
         mean_tokens=facts.mean_tokens,
         longest_tokens=facts.longest_tokens,
-        replan=replan,
     )
     return find(evidence_before(opened.read.manifest, opened.plan, before))
 
