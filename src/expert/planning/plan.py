@@ -52,10 +52,6 @@ STREAMING_WORKERS = 4
 PADDED_WORKERS = 2
 
 
-class UnknownModel(ExpertError):
-    """A --model that is not in the manifest."""
-
-
 def make_plan(
     manifest: Manifest,
     target: Target,
@@ -195,7 +191,7 @@ def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
         if name.lower() in (spec.name.lower(), basename(spec.name).lower()):
             return spec
     names = ", ".join(basename(spec.name) for spec in manifest.base_models)
-    raise UnknownModel(
+    raise ExpertError(
         f"--model {name}: the manifest has {names}  (--model chooses among those; to use another, "
         f"--set base_model={name})"
     )

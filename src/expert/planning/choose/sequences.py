@@ -35,10 +35,6 @@ LENGTH_MULTIPLE = 8
 CHAR_BATCHES = ((20, 192), (14, 128), (0, 96))
 
 
-class SoftPromptsTooLong(ExpertError):
-    """Soft prompts that fill the whole sequence."""
-
-
 class Packing(NamedTuple):
     """Sequences per step, and the contents of one."""
 
@@ -151,7 +147,7 @@ def settle_sequences(draft: PlanDraft) -> None:
     length = _settle_length(draft)
     tokens = draft.soft_tokens
     if tokens >= length:  # the manifest may have left the length open
-        raise SoftPromptsTooLong(
+        raise ExpertError(
             f"soft_prompts: {tokens} tokens leave no room for text in sequences of {length}  (use "
             "fewer tokens, or a larger training.config.max_seq_length)"
         )
