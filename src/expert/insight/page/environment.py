@@ -16,8 +16,6 @@ from expert.insight.record import RunRecord, listed, mapping
 from expert.insight.step.anatomy import finite
 
 Fact = tuple[str, str]
-FIRST_EDGE = 16
-"""First bin of the histogram in statistics.json: at most 16 tokens; each next edge is doubled."""
 SHOWN_FILES = 100
 DEFAULT = "the default"
 NOT_SHOWN = ("memory.parts", "decoding", "data.dataset")
@@ -102,7 +100,6 @@ def _prepared(record: RunRecord, folder: str) -> dict[str, Any]:
         return {"problem": f"{folder} {why}, so its numbers are unknown."}
     return {
         "tiles": list(_data_tiles(facts)),
-        "histogram": list(_histogram(facts)),
         "folder": folder,
     }
 
@@ -124,20 +121,6 @@ def _data_tiles(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if out:
         why = ", ".join(f"{name} {value:,.0f}" for name, value in out.items())
         yield "Rows left out", f"{sum(out.values()):,.0f}", why
-
-
-def _histogram(facts: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
-    """A bar for each length from the shortest to the longest row: its label, count, and words."""
-    counts = [finite(value) for value in listed(facts.get("histogram"))]
-    known = [value for value in counts if value is not None]
-    if not any(known) or len(known) < len(counts) or min(known) < 0:
-        return
-    used = [place for place, value in enumerate(known) if value]
-    for place in range(used[0], used[-1] + 1):
-        edge = FIRST_EDGE << min(place, max(0, len(known) - 2))
-        label = f"{edge // 1024}k" if edge >= 1024 else str(edge)
-        sign = ">" if place == len(known) - 1 else "≤"
-        yield f"{sign}{label}", known[place], f"{known[place]:,.0f}"
 
 
 # --- environment and hashes ----------------------------------------------------------------------
