@@ -6,16 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from expert.insight.findings.evidence import Before, Evidence, evidence_before
+from expert.insight.findings.evidence import Before, evidence_before
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import find
-from expert.insight.step.anatomy import Anatomy
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.machine import describe_machine
 from expert.planning.machine.target import choose_target
 from expert.run.open import plan
 from tests.each import each
-from tests.insight.records import planned, record
 from tests.jobs.runs import write_expert
 
 CARD = "rtx-4090"
@@ -38,8 +36,6 @@ def finding_from(
         capability=target.capability,
         cores=8,
         gpu_here="",
-        mean_tokens=20.0,
-        longest_tokens=64,
     )
     return find(evidence_before(read.manifest, plan(read, gpu=gpu), replace(before, **facts)))
 
@@ -57,8 +53,6 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"dataloader_num_workers": 16, **PADDED}, {}, "too-many-workers", "warning"),
     ({"batch_size": 1}, {}, "batch-1", "warning"),
     ({"micro_batch_size": 1, **PADDED}, {}, "small-micro-batch", "warning"),
-    ({"gradient_checkpointing": True}, {}, "needless-recomputing", "warning"),
-    (PADDED, {}, "no-packing", "warning"),
     (FP32, {}, "fp32-on-a-bf16-card", "warning"),
     ({"use_tf32": False}, {}, "tf32-off", "note"),
     ({"use_tf32": False, **FP32}, {}, "tf32-off", "warning"),
@@ -66,7 +60,6 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"optim": "adamw_torch"}, {}, "plain-optimizer", "warning"),
     ({"save_strategy": "no"}, {}, "saves-only-at-the-end", "warning"),
     ({"save_steps": 500}, {}, "saves-only-at-the-end", "warning"),
-    ({"epochs": 1e9}, {}, "long-run", "warning"),
 ]
 
 
@@ -83,19 +76,12 @@ def test_planted_problems_are_found_and_their_fixes_work(tmp_path, config, facts
         assert left.get(name) != severity
 
 
-def test_a_plan_that_nearly_fills_the_card_is_found():
-    memory = {"memory__peak_bytes": 99, "memory__budget_bytes": 100, "memory__fits": True}
-    before = Before(capability=(9, 0), cores=8, gpu_here="")
-    run = record([], planned(**memory))
-    found = find(Evidence(run=run, anatomy=Anatomy(), before=before))
-    assert "memory-tight" in {one.name for one in found}
-
-
 def test_what_does_not_fit_is_an_error(tmp_path):
     config = {**QUIET, "adapter_type": "full", "rank": "auto", "distributed": "replicated"}
     manifest = write_expert(tmp_path, "meta-llama/Llama-3.1-8B", config)
-    found = {one.name: one.severity for one in finding_from(manifest)}
-    assert found["does-not-fit"] == "error"
+    found = {one.name: one for one in finding_from(manifest)}
+    assert found["does-not-fit"].severity == "error"
+    assert " fits" in found["does-not-fit"].evidence  # what would, as the plan says it
 
 
 def test_a_cpu_that_was_asked_for_beside_a_gpu_is_found(tmp_path):

@@ -114,20 +114,3 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
     with pytest.raises(ExpertError) as caught:
         explain(key)
     assert str(caught.value) == text
-
-
-@each(
-    ("name", "words"),
-    [
-        ("ddp_bucket_cap_mb", "Not used here: gradients are summed once per step"),
-        ("deepspeed", "Read as training.config.distributed, by its ZeRO stage: FSDP2"),
-        (
-            "training.config.wandb_entity",
-            "Not used here: trackers read accounts from the environment",
-        ),
-        ("loraplus_lr_ratio", "Refused: LoRA+ is not supported"),
-    ],
-)
-def test_a_key_of_another_trainer_is_explained(name, words):
-    (found,) = explain(name)
-    assert found.meaning.startswith(words)

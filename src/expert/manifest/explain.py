@@ -13,9 +13,6 @@ from expert.core.errors import ExpertError
 from expert.manifest.check.problems import closest
 from expert.manifest.migrate import aliases
 from expert.manifest.migrate.aliases import CONFIG, DATASET, canonical_path
-from expert.manifest.peers.distributed import FSDP_DOES_IT
-from expert.manifest.peers.keys import CONVERTED
-from expert.manifest.peers.unused import answer_to
 from expert.manifest.schema.expectations import expected, resolve, schema
 
 MODEL = "base_models[]"
@@ -68,7 +65,6 @@ def explain(key: str | None = None) -> list[KeyHelp]:
         found += _below([*homes, *([direct] if direct else ())])
         found += _below(entry.path for entry in keys if _steps(entry.path)[-1] == name)
     found = found or [entry for entry in keys if name in entry.also_written]
-    found = found or _of_another_trainer(wanted, name)
     if not found:
         names = [(e.path, _steps(e.path)[-1], *e.also_written) for e in keys]
         near = closest(wanted, [name for each in names for name in each])
@@ -131,17 +127,3 @@ def _other_names(path: str) -> list[str]:
     names = [name for name, home in tables.get(section, {}).items() if home == key != name]
     names += [name for name, homes in SPECIAL_HOMES.items() if path in homes]
     return [*names, *_WHOLE_SECTIONS.get(path, ())]
-
-
-def _of_another_trainer(wanted: str, name: str) -> list[KeyHelp]:
-    """Help for a key that only other trainers have."""
-    answer, meaning = answer_to(name), ""
-    if answer is not None:
-        kind = "Refused" if answer.refused else "Not used here"
-        parts = [f"{kind}: {answer.reason}" if answer.reason else kind, answer.fix]
-        meaning = f"{'; '.join(filter(None, parts))}."
-    elif name in ("deepspeed", "deepspeed_config"):
-        meaning = f"Read as training.config.distributed, by its ZeRO stage: {FSDP_DOES_IT}."
-    elif name in CONVERTED:
-        meaning = "Read as another key, depending on its value: see expert manifest check."
-    return [KeyHelp(wanted, "a key of another trainer", "", meaning)] if meaning else []

@@ -51,9 +51,6 @@ class Before:
     cores: int
     gpu_here: str
     """Name of this machine's card; empty if there is none."""
-    mean_tokens: float | None = None
-    """Mean tokens of a row, if known or sampled."""
-    longest_tokens: int | None = None
 
 
 def evidence_before(manifest: Manifest, plan: RunPlan, before: Before) -> Evidence:

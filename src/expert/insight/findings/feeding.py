@@ -25,8 +25,6 @@ LINK_FIX = (
     "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
     "else uses the card"
 )
-MAX_GAIN = 3.0
-"""The most that packing gains where rows are not grouped by length."""
 WORSE_THAN_UNPACKED = 0.6
 """Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
 
@@ -74,19 +72,6 @@ def too_many_workers(found: Evidence) -> Answer:
     waiting = f"; {_waiting(found.step)}" if found.step else ""
     text = f"{workers} workers on {cores} cores{waiting}"
     return Noted(text, severity="warning" if waits else "note")
-
-
-def no_packing(found: Evidence) -> Answer:
-    """Before a run: short rows that will be padded."""
-    before, length = found.before, int(found.amount("data.max_seq_length") or 0)
-    if before is None or not found.padded or before.mean_tokens is None:
-        return None
-    mean, longest = before.mean_tokens, min(before.longest_tokens or length, length)
-    if mean > longest / 2:
-        return None
-    text = f"rows of {mean:.0f} tokens on average, {longest} the longest"
-    gain = None if found.planned("data.group_by_length") else min(MAX_GAIN, longest / mean)
-    return Noted(text, gain=gain)
 
 
 def slow_disk(found: Evidence) -> Answer:

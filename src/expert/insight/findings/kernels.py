@@ -36,8 +36,8 @@ def needless_recomputing(found: Evidence) -> Answer:
     budget, peak = found.amount("memory.budget_bytes"), found.peak_bytes
     if not found.recomputes or budget is None or peak is None:
         return None
-    if found.before is not None and not found.requested("kernels.checkpointing"):
-        return None  # the planner weighed it against the micro-batch size
+    if found.before is not None:
+        return None  # the plan says so
     # A block's activations are at most everything that is kept now.
     blocks, now = found.amount("kernels.recomputed_blocks"), found.part("activations")
     whole = peak + blocks * now if blocks and now else math.inf

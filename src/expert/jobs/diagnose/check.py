@@ -18,7 +18,7 @@ from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import TABLE, find, finding_from
 from expert.insight.record import RunRecord
 from expert.insight.step.bands import Band, expected_band
-from expert.jobs.diagnose.data import DataFacts, check_data
+from expert.jobs.diagnose.data import check_data
 from expert.jobs.diagnose.machine import check_gpus, check_torch
 from expert.jobs.diagnose.short_runs import time_steps
 from expert.manifest.reader import ReadManifest
@@ -79,8 +79,7 @@ def check(
         found += check_torch(here, needed=plan is not None)
     if opened is not None and plan is not None:
         tell("the data")
-        facts = check_data(opened)
-        found += facts.findings
+        found += check_data(opened)
         needed, free = plan.disk.total_bytes, target.disk_free_bytes
         if needed is not None and free is not None:
             text = f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints"
@@ -89,7 +88,7 @@ def check(
         asked = opened.read.manifest.training.config.device
         if asked == "cuda" and plan.kernels.device != "cuda":
             found.append(finding_from("cuda-asked", "device: cuda"))
-        found += _configuration(opened, facts)
+        found += _configuration(opened)
         planned = RunRecord(plan=plan.model_dump(mode="json"))
         band = expected_band(planned, target.card.slug if target.card is not None else None)
         step_seconds = None
@@ -115,15 +114,13 @@ def check(
     return Check(findings=tuple(worst_first(found)), target=target.name, plan=plan, band=band)
 
 
-def _configuration(opened: Opened, facts: DataFacts) -> list[Finding]:
+def _configuration(opened: Opened) -> list[Finding]:
     target, machine = opened.target, opened.machine
     card = machine.gpus[0] if machine.gpus else None
     before = Before(
         capability=target.capability,
         cores=target.cores,
         gpu_here=(card.name.value or "a GPU") if card is not None else "",
-        mean_tokens=facts.mean_tokens,
-        longest_tokens=facts.longest_tokens,
     )
     return find(evidence_before(opened.read.manifest, opened.plan, before))
 
