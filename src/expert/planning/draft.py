@@ -114,17 +114,6 @@ class PlanDraft:
     def advise(self, path: str, text: str) -> None:
         self.remarks.append(Remark(kind="advice", path=path, text=text))
 
-    def tree(self) -> dict[str, Any]:
-        """The settled values as nested objects."""
-        root: dict[str, Any] = {}
-        for decision in self.decisions.values():
-            *parents, leaf = decision.path.split(".")
-            here = root
-            for step in parents:
-                here = here.setdefault(step, {})
-            here[leaf] = decision.value
-        return root
-
     # --- the manifest ------------------------------------------------------------------------
 
     @property
@@ -197,10 +186,6 @@ class PlanDraft:
     @property
     def on_gpu(self) -> bool:
         return self.target.device == "cuda"
-
-    @property
-    def parameters(self) -> int | None:
-        return self.resolved.shape.parameters if self.resolved.shape is not None else None
 
     @property
     def card_label(self) -> str:

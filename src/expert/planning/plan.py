@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_text
@@ -20,14 +21,12 @@ from expert.planning.choose.fastest import settle_expected_time, settle_graphs
 from expert.planning.choose.kernels import (
     base_quantization,
     choose_attention,
-    choose_loss_chunk,
-    choose_optimizer,
     choose_precision,
     choose_switches,
     choose_tf32,
 )
 from expert.planning.choose.length import settle_arithmetic, settle_disk, settle_length
-from expert.planning.choose.parallel import settle_engine, warn_of_idle_ranks
+from expert.planning.choose.parallel import settle_engine
 from expert.planning.choose.recipe import (
     settle_adapter,
     settle_model,
@@ -96,11 +95,18 @@ def make_plan(
     )
     _settle_all(draft)
     suggest_savings(draft, _settle_all)
+    slices: dict[str, Any] = {}
+    for path, decision in draft.decisions.items():
+        name, _, key = path.partition(".")
+        if key:
+            slices.setdefault(name, {})[key] = decision.value
+        else:
+            slices[name] = decision.value
     return RunPlan.model_validate(
         {
             "expert": manifest.name,
             "target": target.name,
-            **draft.tree(),
+            **slices,
             "decisions": tuple(draft.decisions.values()),
             "remarks": tuple(draft.remarks),
         }
@@ -116,8 +122,6 @@ def _settle_all(draft: PlanDraft) -> None:
     choose_tf32(draft)
     settle_sequences(draft)
     choose_switches(draft)
-    choose_loss_chunk(draft)
-    choose_optimizer(draft)
     sequences, places = settle_step(draft)
     settle_length(draft)
     _settle_loader(draft)
@@ -139,7 +143,6 @@ def _settle_all(draft: PlanDraft) -> None:
         draft.warn(path, text)
     settle_watching(draft)
     warn_of_settings(draft)
-    warn_of_idle_ranks(draft)
     settle_expected_time(draft, work)
     settle_arithmetic(draft, work)
     settle_disk(draft, work)

@@ -174,31 +174,24 @@ def _why_not_flash4(draft: PlanDraft) -> str:
     return "it does not work in compiled blocks" if draft["kernels.compile"] else ""
 
 
-def choose_optimizer(draft: PlanDraft) -> None:
-    """Fused AdamW on a GPU, or the requested optimizer."""
-    fused = ("adamw_torch_fused", "one kernel for all weights")
-    chosen = fused if draft.on_gpu else ("adamw_torch", "no GPU")
-    draft.choose("optim.optimizer", "optim", *chosen)
-
-
-def choose_loss_chunk(draft: PlanDraft) -> None:
-    """Rows of logits per chunk of the fused loss: fewer on a card with little memory."""
-    path, shape = "kernels.loss_chunk", draft.resolved.shape
-    if shape is None or not draft.on_gpu or not draft["kernels.fused_loss"]:
-        draft.settle(path, None, "by the vocabulary", "preset")
-        return
-    budget = budget_of(draft)
-    rows = loss_chunk_for_budget(shape.vocab, budget)
-    because = f"logits take a small part of {budget / 2**30:.1f} GiB"
-    draft.settle(path, rows, because if rows else "by the vocabulary")
-
-
 def choose_switches(draft: PlanDraft) -> None:
-    """The fused loss, determinism and cuDNN's autotuner."""
+    """The fused loss with its chunks, the optimizer, determinism and cuDNN's autotuner."""
     path, because = "kernels.fused_loss", "the full logits are never stored"
-    if not draft.choose(path, "fused_loss", True, because, "preset"):
+    fused, shape = draft.choose(path, "fused_loss", True, because, "preset"), draft.resolved.shape
+    if not fused:
         text = "the full logits are stored: 12 bytes for each token and vocabulary entry"
         draft.warn(path, text)
+    path, because, rows = "kernels.loss_chunk", "by the vocabulary", None
+    if shape is not None and draft.on_gpu and fused:  # fewer rows of logits if memory is scarce
+        budget = budget_of(draft)
+        rows = loss_chunk_for_budget(shape.vocab, budget)
+        because = f"logits take a small part of {budget / 2**30:.1f} GiB" if rows else because
+        draft.settle(path, rows, because)
+    else:
+        draft.settle(path, None, because, "preset")
+    chosen = ("adamw_torch_fused", "one kernel for all weights")
+    chosen = chosen if draft.on_gpu else ("adamw_torch", "no GPU")
+    draft.choose("optim.optimizer", "optim", *chosen)
     draft.settle_from_config("kernels.deterministic", "deterministic")
     path, because = "kernels.cudnn_benchmark", "shapes are fixed" if draft.on_gpu else "no GPU"
     if draft.config.deterministic:

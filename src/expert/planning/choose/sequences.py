@@ -144,7 +144,13 @@ def settle_sequences(draft: PlanDraft) -> None:
     if draft.is_char_model:
         _settle_blocks(draft)
         return
-    length = _settle_length(draft)
+    path = "data.max_seq_length"
+    context = draft.resolved.shape.context if draft.resolved.shape else 0
+    default = min(DEFAULT_LENGTH, context or DEFAULT_LENGTH)
+    because = "the usual length" if default == DEFAULT_LENGTH else "the model's context"
+    length = int(draft.choose(path, "max_seq_length", default, because, "preset"))
+    if context and length > context:
+        draft.warn(path, f"longer than the {context} positions the model was trained on")
     tokens = draft.soft_tokens
     if tokens >= length:  # the manifest may have left the length open
         raise ExpertError(
@@ -177,17 +183,6 @@ def _settle_blocks(draft: PlanDraft) -> None:
     if draft.config.packing not in ("auto", False):
         draft.supersede("data.packing", "packing: a corpus is cut into full blocks anyway")
     draft.settle("data.group_by_length", False, "all blocks are equally long")
-
-
-def _settle_length(draft: PlanDraft) -> int:
-    path = "data.max_seq_length"
-    context = draft.resolved.shape.context if draft.resolved.shape else 0
-    default = min(DEFAULT_LENGTH, context or DEFAULT_LENGTH)
-    because = "the usual length" if default == DEFAULT_LENGTH else "the model's context"
-    length = int(draft.choose(path, "max_seq_length", default, because, "preset"))
-    if context and length > context:
-        draft.warn(path, f"longer than the {context} positions the model was trained on")
-    return length
 
 
 def settle_step(draft: PlanDraft) -> tuple[int | None, int]:
