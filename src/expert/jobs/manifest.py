@@ -17,7 +17,7 @@ from expert.manifest.schema.types import AUTO
 from expert.manifest.text.document import Document, read_document
 from expert.manifest.text.item import Notice
 from expert.manifest.text.yaml_text import to_yaml
-from expert.planning.choose.starting_points import tiny_settings_warnings
+from expert.planning.choose.starting_points import tiny_alpha_warning
 from expert.planning.models.resolve import resolve_model
 from expert.run.missing import find_missing
 
@@ -67,18 +67,16 @@ def _planned(read: ReadManifest) -> RunPlan | None:
 
 
 def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
-    """For every base model, settings that suit only `tiny`."""
+    """For every base model, a scale of the adapter that suits only `tiny`."""
     config = read.manifest.training.config
     for number, spec in enumerate(read.manifest.base_models):
         try:
             shape = resolve_model(spec, read.folder).shape
         except ExpertError:  # reported among the doubts
             shape = None
-        for path, text in tiny_settings_warnings(spec, config, shape):
-            key = path.rpartition(".")[2]
-            where = f"training.config.{key}"
-            if key == "alpha" and config.alpha == "auto":
-                where = f"base_models[{number}].adapters[0].alpha"
+        if text := tiny_alpha_warning(spec, config, shape):
+            released = f"base_models[{number}].adapters[0].alpha"
+            where = released if config.alpha == "auto" else "training.config.alpha"
             yield Notice("warning", where, text)
 
 

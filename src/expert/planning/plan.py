@@ -16,11 +16,12 @@ from expert.core.text import gib
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
-from expert.planning.choose.blocks import choose_compile, choose_fused_blocks
 from expert.planning.choose.fastest import settle_expected_time, settle_graphs
 from expert.planning.choose.kernels import (
     base_quantization,
     choose_attention,
+    choose_compile,
+    choose_fused_blocks,
     choose_precision,
     choose_switches,
     choose_tf32,
@@ -37,7 +38,7 @@ from expert.planning.choose.recipe import (
 )
 from expert.planning.choose.savings import suggest_savings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
-from expert.planning.choose.starting_points import tiny_settings_warnings
+from expert.planning.choose.starting_points import tiny_alpha_warning
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft, ResumedChoices
 from expert.planning.machine.target import Cluster, Target
@@ -139,8 +140,8 @@ def _settle_all(draft: PlanDraft) -> None:
         settle_graphs(draft, None)
     settle_widths(draft)
     settle_optimisation(draft)
-    for path, text in tiny_settings_warnings(draft.model, draft.config, draft.resolved.shape):
-        draft.warn(path, text)
+    if text := tiny_alpha_warning(draft.model, draft.config, draft.resolved.shape):
+        draft.warn("adapter.alpha", text)
     settle_watching(draft)
     warn_of_settings(draft)
     settle_expected_time(draft, work)
