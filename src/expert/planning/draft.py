@@ -23,13 +23,17 @@ KEYS = {
     "data.cache": "pretokenized_cache",
     "parallel.engine": "distributed",
     "loader.workers": "dataloader_num_workers",
+    "loader.pin_memory": "dataloader_pin_memory",
+    "batch.examples_per_update": "batch_size",
     "batch.micro_batch": "micro_batch_size",
+    "optim.optimizer": "optim",
+    "kernels.tf32": "use_tf32",
     "kernels.compile": "torch_compile",
     "kernels.cuda_graphs": "use_cuda_graphs",
     "kernels.checkpointing": "gradient_checkpointing",
     "kernels.recomputed_blocks": "gradient_checkpointing",
 }
-"""The manifest's keys of paths that end in another name, where no caller names them."""
+"""The manifest's keys of paths that end in another name."""
 KEPT = "kept from the run being resumed"
 
 
