@@ -12,20 +12,7 @@ from hypothesis import strategies as st
 from expert.core.errors import ManifestError
 from expert.manifest.text.json_text import parse_json
 from tests.each import each
-
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**30), 10**30)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
-)
-KEYS = st.text().filter(lambda key: not key.startswith("_"))  # those are comments
-TREES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner),
-    max_leaves=20,
-)
+from tests.manifest.strategies import TREES
 
 
 def _refusal(text: str) -> str:
