@@ -137,8 +137,9 @@ def test_the_best_on_a_machine_that_drifts_is_not_advised(path, tmp_path, monkey
     assert "the baseline's rate changed by -50% meanwhile" in shown[-1]
     assert [file.name for file in files] == ["ladder.json", "ladder.html"]
     assert read_ladder(files[0]) == found
-    assert "| ✓ baseline | 100 |" in files[1].read_text(encoding="utf-8")
-    assert "no checkpointing" in files[2].read_text(encoding="utf-8")
+    page = files[1].read_text(encoding="utf-8")
+    assert "✓ baseline" in page
+    assert "no checkpointing" in page
 
 
 @each(
