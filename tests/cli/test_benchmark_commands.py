@@ -48,5 +48,4 @@ def test_settings_are_shown_as_they_are_measured(run: Runner, manifest, tmp_path
     assert "packing: several rows to a sequence" in ran.err
     assert "packing: 250 tokens/s, 2.50x" in ran.err
     assert json.loads(to.read_text(encoding="utf-8")) == found
-    assert to.with_suffix(".md").is_file()
     assert to.with_suffix(".html").is_file()

@@ -24,8 +24,8 @@ pytestmark = [
 LATER_LOSSES = 5e-3
 
 
-def losses(folder: Path, model: str, *, graphs: bool, **config: Any) -> list[float]:
-    """The losses of eight updates of several batches each, with dropout."""
+def trained(folder: Path, model: str, *, waits: bool = False, **config: Any) -> Path:
+    """A run of eight updates of several batches each, with dropout."""
     settings = {
         "max_seq_length": 256,
         "batch_size": 8,
@@ -33,12 +33,15 @@ def losses(folder: Path, model: str, *, graphs: bool, **config: Any) -> list[flo
         "epochs": 20,
         "max_steps": 8,
         "evaluation_strategy": "no",
-        "use_cuda_graphs": graphs,
         **config,
     }
-    done = in_own_process(expert_of(folder, model, **settings))
-    run = Path(done["folder"])
+    done = in_own_process(expert_of(folder, model, **settings), waits=waits)
     assert done["exit_code"] == 0
+    return Path(done["folder"])
+
+
+def losses(folder: Path, model: str, *, graphs: bool, **config: Any) -> list[float]:
+    run = trained(folder, model, use_cuda_graphs=graphs, **config)
     assert not events_of(run, "fell_back")
     assert plan_of(run)["kernels"]["cuda_graphs"] is graphs
     assert plan_of(run)["batch"]["accumulation"] > 1
@@ -70,15 +73,7 @@ def test_recorded_updates_learn_what_run_ones_learn(tmp_path, request, model, co
 def test_a_model_that_cannot_be_recorded_goes_on_without_and_learns_the_same(tmp_path, request):
     """With dropout: a recording that fails must leave the generator of the card as it was."""
     plain = losses(tmp_path / "plain", "tiny", graphs=False)
-    config: dict[str, Any] = {
-        "max_seq_length": 256,
-        "batch_size": 8,
-        "micro_batch_size": 2,
-        "epochs": 20,
-    }
-    more: dict[str, Any] = {"max_steps": 8, "evaluation_strategy": "no", "use_cuda_graphs": True}
-    done = in_own_process(expert_of(tmp_path / "waits", "tiny", **config, **more), waits=True)
-    run = Path(done["folder"])
+    run = trained(tmp_path / "waits", "tiny", waits=True, use_cuda_graphs=True)
     (told,) = events_of(run, "fell_back")
     assert "cannot be captured" in told["reason"]
     assert plan_of(run)["kernels"]["cuda_graphs"] is False

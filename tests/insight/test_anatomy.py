@@ -49,10 +49,6 @@ def test_lines_after_a_compilation_or_a_fallback_have_not_settled():
 def test_the_step_of_incomplete_events():
     alone = step_of(step_events(1, every=1, updates=1))
     assert (alone.settled, alone.updates) == (False, 1)
-    phases = ("data_wait", "copy", "forward", "backward", "optimizer", "other", "feed")
-    clock = step_of(step_events(4, **dict.fromkeys(f"time_{name}" for name in phases)))
-    assert dict(clock.phases) == {"update": pytest.approx(1.4934 / 5)}
-    assert clock.idle_share is None
     steps = step_events(4)
     steps[1] |= {"seconds": "nan", "time_forward": None, "mfu": True}
     steps[2] |= {"step": "x"}

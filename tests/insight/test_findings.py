@@ -172,7 +172,7 @@ def test_every_rule_is_in_the_table_and_has_a_test():
         and function.__annotations__.get("return") == "Answer"
     ]
     assert sorted(written) == sorted(RULES)
-    assert len(RULES) > 40
+    assert len(RULES) > 30
     tests = Path(__file__).parents[1]
     files = [*tests.glob("insight/test_*.py"), *tests.glob("jobs/**/test_planted*.py")]
     texts = "".join(file.read_text(encoding="utf-8") for file in files)

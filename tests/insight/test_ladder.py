@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from expert.core.errors import ExpertError
 from expert.insight.ladder import (
     COLUMNS,
     MARKS,
-    LadderError,
-    as_markdown,
     doubts_of,
     headline,
     read_ladder,
@@ -77,7 +76,7 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path):
 )
 def test_what_is_no_result_is_refused_in_words(tmp_path, text, words):
     (tmp_path / "ladder.json").write_text(text, encoding="utf-8")
-    with pytest.raises(LadderError, match=words):
+    with pytest.raises(ExpertError, match=words):
         read_ladder(tmp_path / "ladder.json")
 
 
@@ -107,15 +106,6 @@ def test_the_headline_is_the_last_setting_that_held():
     nothing = ladder(setting("baseline", None, "failed"))
     assert headline(nothing) == "demo on Test CPU: nothing could be measured"
     assert doubts_of(nothing) == []
-
-
-def test_a_name_cannot_break_out_of_the_markdown_table():
-    hostile = ladder(name="a | b\n# <script>x</script>")
-    text = as_markdown(hostile)
-    assert text.startswith("# a \\| b # &lt;script>x&lt;/script>: tiny on Test CPU\n")
-    assert "<script>" not in text
-    table = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(table) == 3
 
 
 @each(

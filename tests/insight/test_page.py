@@ -11,7 +11,6 @@ from expert.insight.findings.finding import Finding
 from expert.insight.findings.verdict import Verdict
 from expert.insight.outcome import Outcome
 from expert.insight.page.contents import ladder_page, make_page
-from expert.insight.page.environment import FIRST_EDGE
 from expert.insight.page.render import Page, page_html
 from expert.jobs.diagnose.diagnose import diagnose_run
 from tests.insight.ladders import ladder, setting
@@ -47,7 +46,7 @@ def page_with(tmp_path: Path, events: list[dict[str, Any]] | None = None, **file
 
 def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
     page = page_of(finished_run("lora"))
-    assert figures_of(page) == FIGURES | {"row-lengths"}
+    assert figures_of(page) == FIGURES
     names = [section.name for section in page.sections]
     order = ["numbers", "learning", "speed", "time", "story", "kernels", "plan", "data"]
     assert [name for name in names if name in order] == order
@@ -169,19 +168,13 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
 
 
 def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path: Path):
-    from expert.data.tokens.statistics import EDGES
-
-    assert [FIRST_EDGE << power for power in range(len(EDGES))] == list(EDGES)
     data = tmp_path / "tokens-1"
     data.mkdir()
-    counts = [0, 3, 0, 2] + [0] * 9
     facts = {"rows_in": 5, "documents": 5, "tokens": 200, "trainable_tokens": 50, "longest": 99}
-    text = json.dumps({**facts, "histogram": counts, "dropped": {"too long": 2}})
+    text = json.dumps({**facts, "dropped": {"too long": 2}})
     (data / "statistics.json").write_text(text, encoding="utf-8")
     run = write_run(tmp_path / "runs" / "run", [started(), data_event("tokens-1"), *usual()[1:]])
     page = page_of(run)
-    shown = text_of(section_of(page, "data"))
-    assert "Row lengths in tokens ≤32 3 ≤64 0 ≤128 2 " in shown
     assert cards_of(page)["Tokens trained on"][1] == "25.0% of all"
     assert cards_of(page)["Rows left out"][0] == "2"
 

@@ -21,10 +21,6 @@ WAITS = {"time_data_wait": 1.5, "seconds": 3.0}
 RETRIES = [step | {"allocator_retries": 5 * n} for n, step in enumerate(step_events())]
 RECOMPUTED = {"kernels__checkpointing": "full", "kernels__recomputed_blocks": 28}
 UNPINNED = planned(("loader.pin_memory",), loader__pin_memory=False)
-NO_PHASES = dict.fromkeys(
-    f"time_{name}"
-    for name in ("data_wait", "copy", "forward", "backward", "optimizer", "other", "feed")
-)
 COMPILED = {"event": "compiled", "time": 99.0, "step": 1, "seconds": 70.0}
 SAVES = [{"event": "saved", "time": 101.0, "step": 5, "seconds": 19.0}] * 2
 
@@ -56,7 +52,6 @@ def feed(kind: str) -> dict[str, Any]:
         (RETRIES, [], None, "memory-bound", "", None),
         ({}, [], planned(**RECOMPUTED), "memory-bound", "int4", 1.35),  # the planner's choice
         ({}, [], planned(("kernels.checkpointing",), **RECOMPUTED), "compute-bound", "", None),
-        ({**NO_PHASES, "ran_dry": None, "gpu_utilization": None}, [], None, "unknown", "", None),
         (step_events(3), [COMPILED, *SAVES], None, "start-bound", "torch_compile: false", None),
     ],
 )
@@ -80,8 +75,6 @@ def test_a_healthy_run_is_compute_bound_with_its_share_of_the_peak_which_a_cpu_h
     plan = planned(**{f"kernels__{key}": value for key, value in CPU.items()})
     found = judged(finished_events(step_events(mfu=None, gpu_utilization=None)), plan)
     assert found.sentence.startswith("compute-bound: good. The CPU computes 100 % of")
-    old = step_events(**NO_PHASES, ran_dry=None, gpu_utilization=98.0)
-    assert "The GPU computes 98 % of" in judged(finished_events(old)).sentence
 
 
 def test_a_start_longer_than_the_training_is_told_when_the_run_has_ended():

@@ -33,16 +33,20 @@ SCALARS = (
 )
 # Keys that begin with an underscore are comments and never reach the manifest.
 METADATA_KEYS = KEYS.filter(lambda key: not key.startswith("_"))
-METADATA = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(METADATA_KEYS, inner, max_size=3),
-    max_leaves=4,
-)
-TREES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(METADATA_KEYS, inner, max_size=3),
-    max_leaves=8,
-)
+
+
+def _trees(leaves: int) -> st.SearchStrategy[Any]:
+    """Any data of a manifest, with at most this many leaves."""
+    return st.recursive(
+        SCALARS,
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(METADATA_KEYS, inner, max_size=3)
+        ),
+        max_leaves=leaves,
+    )
+
+
+METADATA, TREES = _trees(4), _trees(8)
 EXTRA_KEYS = st.sampled_from(["x-owner", "x note", "x#1", "é"])
 PATHS = st.sampled_from(["a.jsonl", "data/b c.json", "données/ü.txt", "org/set::train"])
 PATH_KEYS = {"path", "validation_path", "test_path", "train", "valid", "test"}

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from expert.core.errors import ManifestError
-from expert.manifest.migrate.overrides import OverrideError
+from expert.core.errors import ExpertError, ManifestError
 from expert.manifest.reader import interpret_document, read_manifest
 from expert.manifest.text.document import Format, parse_document
 from tests.each import each
@@ -184,7 +183,7 @@ def _read_or_refuse(text: str, kind: Format, overrides: list[str] | None = None)
     """Reading ends well or in one of our errors; every other exception fails the test."""
     try:
         read = interpret_document(parse_document(text, kind), overrides=overrides or [])
-    except (ManifestError, OverrideError) as error:
+    except ExpertError as error:
         assert str(error)  # noqa: PT017
     else:
         assert read.manifest.name

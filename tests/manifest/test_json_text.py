@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -13,20 +12,7 @@ from hypothesis import strategies as st
 from expert.core.errors import ManifestError
 from expert.manifest.text.json_text import parse_json
 from tests.each import each
-
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**30), 10**30)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
-)
-KEYS = st.text().filter(lambda key: not key.startswith("_"))  # those are comments
-TREES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner),
-    max_leaves=20,
-)
+from tests.manifest.strategies import TREES
 
 
 def _refusal(text: str) -> str:
@@ -46,24 +32,6 @@ def test_it_reads_what_the_standard_library_reads(tree: Any, indent: int | None,
         return
     assert problems == []
     assert item.plain() == json.loads(text)
-
-
-@given(st.text('{}[]",:\\ \n01.eE+-tfnulrasxd/*#', max_size=30))
-def test_it_refuses_what_the_standard_library_refuses(text: str):
-    try:
-        expected = json.loads(text)
-    except ValueError:
-        expected = math.nan
-    try:
-        item, problems = parse_json(text, "m.json")
-    except ManifestError:
-        # json accepts two things we do not: NaN is one, infinite floats are the other.
-        assert expected is math.nan or "inf" in repr(expected), text
-        return
-    if item.value is None and not text.strip():
-        return  # an empty file is reported later
-    if not problems:
-        assert item.plain() == expected
 
 
 def test_a_value_knows_its_path_its_line_and_its_kind():

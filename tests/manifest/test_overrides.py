@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.core.errors import EXIT_USAGE
-from expert.manifest.migrate.overrides import OverrideError
+from expert.core.errors import EXIT_USAGE, ExpertError
 from expert.manifest.schema.manifest import Manifest
 from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read
@@ -115,7 +114,7 @@ def test_a_key_of_any_section_is_understood_by_its_name_alone(override: str, hom
     ],
 )  # fmt: skip
 def test_a_wrong_override_is_refused_by_its_text(override: str, text: str):
-    with pytest.raises(OverrideError) as caught:
+    with pytest.raises(ExpertError) as caught:
         read(MINIMAL + "name: n\ntags: [a]", overrides=[override])
     assert text in str(caught.value)
     assert caught.value.exit_code == EXIT_USAGE

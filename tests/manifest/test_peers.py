@@ -434,6 +434,8 @@ def test_an_absolute_output_folder_of_another_trainer_moves_into_the_run_folder(
         ("pissa_init: true\npissa_iter: 16\n", "config.adapter_init", "pissa"),
         ("init_lora_weights: pissa_niter_4\n", "config.adapter_init", "pissa"),
         ("init_lora_weights: true\n", "config.adapter_init", "default"),
+        ("torch_dtype: float16\nbf16: true\n", "config.bf16", True),
+        ("save_steps: 0.5\n", "config.save_strategy", "epoch"),
         ("loraplus_lr_ratio: 16\n", "config.loraplus_lr_ratio", 16),
         (
             "additional_target: embed_tokens,lm_head\n",

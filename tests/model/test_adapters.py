@@ -262,7 +262,7 @@ def test_pissa_starts_as_the_base_does_and_is_saved_for_the_base_as_it_is(qwen, 
     added = layer.scaling[ADAPTER] * (layer.lora_B[ADAPTER].weight @ layer.lora_A[ADAPTER].weight)
     values = torch.linalg.svdvals(weight)[: len(layer.lora_A[ADAPTER].weight)]
     found = torch.linalg.svdvals(added)[: len(values)]
-    # Values of a random matrix are close to each other; the power iteration tells them apart to 1e-4.
+    # Values of a random matrix are close to each other: the power iteration finds them to 1e-4.
     torch.testing.assert_close(found, values, rtol=1e-3, atol=0.0)
 
     losses = train(loaded, batch, rate=0.005)

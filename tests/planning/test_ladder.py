@@ -8,7 +8,6 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.planning.benchmark_settings import (
     SETTINGS,
     Setting,
-    as_overrides,
     baseline,
     changes,
     tolerance,
@@ -73,13 +72,6 @@ def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
         "fused AdamW": 'optim.optimizer is "adamw_torch" already: no GPU',
         "CUDA graphs": "kernels.cuda_graphs is false already: CUDA graphs need a GPU",
     }
-
-
-def test_keys_of_a_setting_are_written_as_set_takes_them():
-    assert as_overrides({"packing": False, "attention": "auto"}) == (
-        "training.config.packing=false",
-        'training.config.attention="auto"',
-    )
 
 
 def test_how_far_losses_may_differ_depends_on_what_differs():

@@ -6,8 +6,10 @@ import os
 
 import psutil
 import pynvml
+import pytest
 
-from expert.planning.machine.machine import Fact, GpuProcess, machine_as_dict
+from expert.planning.machine.cards import card_by_nvml_name
+from expert.planning.machine.machine import Fact, GpuProcess, describe_machine, machine_as_dict
 from tests.each import each
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml, FakeNVMLError, describe, process
 
@@ -155,3 +157,19 @@ def test_a_split_card_shows_the_memory_of_its_first_slice_and_says_so():
     assert gpu.memory_total_bytes.value is None
     assert "it has no slice yet" in gpu.memory_total_bytes.source
     assert gpu.holders.value is None
+
+
+@pytest.mark.gpu
+def test_a_real_card_is_described_and_agrees_with_the_table():
+    machine = describe_machine()
+    if not machine.gpus:
+        pytest.skip(f"no GPU: {machine.gpu_note}")
+    gpu = machine.gpus[0]
+    assert gpu.name.value
+    assert gpu.memory_total_bytes.value > gpu.memory_free_bytes.value > 0
+    assert gpu.driver.value
+    card = card_by_nvml_name(gpu.name.value, gpu.memory_total_bytes.value)
+    if card is None:
+        pytest.skip(f"{gpu.name.value} is not in the table")
+    assert card.capability == gpu.capability.value
+    assert card.memory_gib * GIB == pytest.approx(gpu.memory_total_bytes.value, rel=0.02)

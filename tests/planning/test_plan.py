@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.core.errors import ManifestError
+from expert.core.errors import ExpertError, ManifestError
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.expectations import schema
 from expert.planning.machine.cards import CARDS
 from expert.planning.memory.memory import IMPORTED_BYTES, estimate, with_new_estimate
 from expert.planning.memory.workload import workload_of
-from expert.planning.plan import UnknownModel
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey
 from tests.each import each
@@ -154,7 +153,7 @@ def test_another_base_model_of_the_manifest_is_planned_and_one_it_lacks_is_refus
     data = manifest(base_models=[{"name": "Qwen3-0.6B"}, {"name": "HuggingFaceTB/SmolLM2-135M"}])
     assert plan(data).model.parameters == 596_049_920
     assert plan(data, model="smollm2-135m").model.parameters == 134_515_008
-    with pytest.raises(UnknownModel, match=r"--model llama: the manifest has Qwen3-0\.6B"):
+    with pytest.raises(ExpertError, match=r"--model llama: the manifest has Qwen3-0\.6B"):
         plan(manifest(), model="llama")
 
 

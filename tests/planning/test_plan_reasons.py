@@ -97,7 +97,6 @@ MORE_THAN_A_STEP = {"batch_size": 3, "packing": False, "micro_batch_size": 5}
         ({"max_seq_length": 100_000}, "rtx-4090", "longer than the 40960 positions"),
         ({"device": "cuda"}, None, "device: cuda, but there is no GPU"),
         ({"deterministic": True, "cudnn_benchmark": True}, "rtx-4090", "cudnn_benchmark"),
-        ({"learning_rate": 1e-3}, "rtx-4090", "learning_rate"),
     ],
 )
 def test_what_is_not_done_as_written_is_reported(config, card, text):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from expert.core.errors import ExpertError
 from expert.manifest.schema.manifest import BaseModelSpec, CharGptShape
 from expert.planning.models import resolve as resolving
 from expert.planning.models.resolve import (
-    ModelNotBuiltIn,
     NotATextModel,
     basename,
     char_gpt_shape,
@@ -176,7 +176,7 @@ def test_tiny_is_the_folder_that_comes_with_the_package(tmp_path, monkeypatch):
     assert found.shape_from == "config.json of the model"
     assert resolve("./tiny", tmp_path).place == "folder"
     monkeypatch.setattr(resolving, "BUILT_IN", tmp_path / "left-out")
-    with pytest.raises(ModelNotBuiltIn) as caught:
+    with pytest.raises(ExpertError) as caught:
         resolve("tiny", tmp_path)
     assert "tiny is not part of this build" in str(caught.value)
 

@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 
+from expert.core.errors import ExpertError
 from expert.planning.choose.sequences import char_gpt_batch
 from expert.planning.draft import ResumedChoices
 from expert.planning.machine.machine import Fact
-from expert.planning.machine.target import UnknownTarget, choose_target
+from expert.planning.machine.target import choose_target
 from tests.each import each
 from tests.planning.planning import GIB, gpu, machine, manifest, plan
 
@@ -44,18 +45,18 @@ def test_this_machine_s_card_is_planned_with_what_is_free_or_its_cpu():
 
 
 def test_a_misspelt_card_is_refused_with_the_nearest():
-    with pytest.raises(UnknownTarget) as caught:
+    with pytest.raises(ExpertError) as caught:
         choose_target(machine(), gpu="rtx-4095")
     text = str(caught.value)
     assert text.startswith("--gpu rtx-4095: no such card in the table  (did you mean ")
     assert "rtx-4090" in text
-    with pytest.raises(UnknownTarget, match=r"\(see: expert machine --cards\)"):
+    with pytest.raises(ExpertError, match=r"\(see: expert machine --cards\)"):
         choose_target(machine(), gpu="toaster")
 
 
 @each("text", ["16", "many", "0GB", "-4GB", ""])
 def test_an_invalid_memory_size_is_refused(text):
-    with pytest.raises(UnknownTarget) as caught:
+    with pytest.raises(ExpertError) as caught:
         choose_target(machine(), vram=text)
     expected = f'--vram: {text!r} is not a memory size such as "16GB" or "900MiB"'
     assert str(caught.value) == expected

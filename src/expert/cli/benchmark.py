@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from expert.jobs.benchmark.benchmark import BenchmarkRequest
 
 SHOWN = ("setting", "tokens/s", "±", "gain", "in all", "loss", "")
-"""Columns that a terminal has room for; Markdown and HTML have all."""
+"""Columns that a terminal has room for; the HTML page has all."""
 QUICK_MINUTES, USUAL_MINUTES = 2.0, 10.0
 
 Minutes = Annotated[float | None, typer.Option(min=0.5, help="Time budget; default: about ten.")]
@@ -32,7 +32,7 @@ OnlySettings = Annotated[
     typer.Option(metavar="SETTING", help="Measure this setting after the baseline; repeatable."),
 ]
 ResultFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON, .md and .html.")
+    Path | None, typer.Option(metavar="FILE", help="Write the result here as JSON and .html.")
 ]
 
 

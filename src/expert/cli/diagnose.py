@@ -86,10 +86,10 @@ def diagnose(
 
     flags = options.flag_overrides(dataset=dataset, output=None, epochs=None, device=None)
 
-    def read(more: tuple[str, ...] = ()) -> ReadManifest:
-        keys = (*flags, *(overrides or ()), *more)
+    def read() -> ReadManifest:
+        keys = (*flags, *(overrides or ()))
         if described:
-            return options.read_requested_manifest(manifest, dataset, keys, quiet=bool(more))
+            return options.read_requested_manifest(manifest, dataset, keys)
         return read_run_manifest(find_trained(run).path, keys)
 
     found: Any
@@ -102,7 +102,7 @@ def diagnose(
         found, display = diagnose_run(run), show_diagnosis
     else:
         given = read() if described else None
-        found = check(given, replan=read, tell=_progress, timed=not no_timing, gpu=gpu, **short)
+        found = check(given, tell=_progress, timed=not no_timing, gpu=gpu, **short)
         display = show_check
     if as_json:
         write_json(found.as_dict())

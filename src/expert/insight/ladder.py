@@ -45,10 +45,6 @@ COLUMNS: tuple[str, ...] = (
 UNKNOWN = "–"
 
 
-class LadderError(ExpertError):
-    """A file or folder that is not a benchmark result."""
-
-
 class LadderModel(BaseModel):
     """A part of the file."""
 
@@ -158,15 +154,15 @@ def read_ladder(path: Path) -> Ladder:
     try:
         found = Ladder.model_validate(read_stored_json(file))
     except OSError as error:
-        raise LadderError(f"{refused}: {error.strerror}  (name a {FILE}, or a folder)") from None
+        raise ExpertError(f"{refused}: {error.strerror}  (name a {FILE}, or a folder)") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
-        raise LadderError(f"{refused}: {where}: {first['msg']}  (name a {FILE})") from None
+        raise ExpertError(f"{refused}: {where}: {first['msg']}  (name a {FILE})") from None
     except ValueError as error:
-        raise LadderError(f"not a result of expert benchmark: {error}") from None
+        raise ExpertError(f"not a result of expert benchmark: {error}") from None
     if found.format > FORMAT:
-        raise LadderError(
+        raise ExpertError(
             f"{file}: is of format {found.format}, newer than {FORMAT}  (update expert)"
         )
     return found
@@ -266,20 +262,6 @@ def headline(ladder: Ladder) -> str:
     if same:
         words += f"; the loss agrees on {counted(same, 'kept setting')} that can be compared"
     return f"{words}; noisy, do not trust" if ladder.doubts else words
-
-
-def as_markdown(ladder: Ladder) -> str:
-    """The benchmark as a document: sentence, table, and how it was measured."""
-
-    def cell(text: str) -> str:
-        """Text that stays inside its table cell, whatever a name contains."""
-        return " ".join(text.replace("|", "\\|").split()).replace("<", "&lt;")
-
-    rows = [COLUMNS, ("---", *("---:",) * (len(COLUMNS) - 2), "---"), *table_rows(ladder)]
-    table = [f"| {' | '.join(map(cell, row))} |" for row in rows]
-    facts = [f"- {line}" for line in how_measured(ladder)]
-    title = f"# {cell(ladder.name)}: {cell(ladder.model)} on {cell(ladder.card)}"
-    return "\n".join([title, "", f"{cell(headline(ladder))}.", "", *table, "", *facts, ""])
 
 
 def how_measured(ladder: Ladder) -> list[str]:

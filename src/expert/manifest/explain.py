@@ -49,12 +49,6 @@ SPECIAL_HOMES: Mapping[str, tuple[str, ...]] = {
 """Names that are more than an alias, with the keys that they set."""
 
 
-class UnknownKey(ExpertError):
-    def __init__(self, key: str, near: str | None) -> None:
-        hint = f"  (did you mean {near!r}?)" if near else ""
-        super().__init__(f"{key!r} is not a key of a manifest{hint}")
-
-
 def explain(key: str | None = None) -> list[KeyHelp]:
     """Help for all keys (None), a section, or a key by any of its names, with or without its
     section."""
@@ -77,7 +71,9 @@ def explain(key: str | None = None) -> list[KeyHelp]:
     found = found or _of_another_trainer(wanted, name)
     if not found:
         names = [(e.path, _steps(e.path)[-1], *e.also_written) for e in keys]
-        raise UnknownKey(wanted, closest(wanted, [name for each in names for name in each]))
+        near = closest(wanted, [name for each in names for name in each])
+        hint = f"  (did you mean {near!r}?)" if near else ""
+        raise ExpertError(f"{wanted!r} is not a key of a manifest{hint}")
     return list(dict.fromkeys(found))
 
 

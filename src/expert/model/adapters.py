@@ -105,8 +105,8 @@ def _train_whole(model: Any, names: Sequence[str], dtype: torch.dtype) -> None:
 
 @torch.no_grad()
 def _start_from_largest(wrapped: Any, seed: int) -> None:
-    """PiSSA: the adapter starts as the largest singular values of each weight, which keeps the rest.
-    What it started with stays at the layer, because a saved adapter is added to the whole weight."""
+    """PiSSA: the adapter starts as the largest singular values of each weight, which keeps the
+    rest. What it started with stays at its layer: a saved adapter is for the whole weight."""
     for layer in low_rank_layers(wrapped):
         weight, scaling = layer.get_base_layer().weight, layer.scaling[ADAPTER]
         weight = weight.t() if layer.fan_in_fan_out else weight

@@ -23,13 +23,17 @@ KEYS = {
     "data.cache": "pretokenized_cache",
     "parallel.engine": "distributed",
     "loader.workers": "dataloader_num_workers",
+    "loader.pin_memory": "dataloader_pin_memory",
+    "batch.examples_per_update": "batch_size",
     "batch.micro_batch": "micro_batch_size",
+    "optim.optimizer": "optim",
+    "kernels.tf32": "use_tf32",
     "kernels.compile": "torch_compile",
     "kernels.cuda_graphs": "use_cuda_graphs",
     "kernels.checkpointing": "gradient_checkpointing",
     "kernels.recomputed_blocks": "gradient_checkpointing",
 }
-"""The manifest's keys of paths that end in another name, where no caller names them."""
+"""The manifest's keys of paths that end in another name."""
 KEPT = "kept from the run being resumed"
 
 
@@ -114,17 +118,6 @@ class PlanDraft:
     def advise(self, path: str, text: str) -> None:
         self.remarks.append(Remark(kind="advice", path=path, text=text))
 
-    def tree(self) -> dict[str, Any]:
-        """The settled values as nested objects."""
-        root: dict[str, Any] = {}
-        for decision in self.decisions.values():
-            *parents, leaf = decision.path.split(".")
-            here = root
-            for step in parents:
-                here = here.setdefault(step, {})
-            here[leaf] = decision.value
-        return root
-
     # --- the manifest ------------------------------------------------------------------------
 
     @property
@@ -197,10 +190,6 @@ class PlanDraft:
     @property
     def on_gpu(self) -> bool:
         return self.target.device == "cuda"
-
-    @property
-    def parameters(self) -> int | None:
-        return self.resolved.shape.parameters if self.resolved.shape is not None else None
 
     @property
     def card_label(self) -> str:

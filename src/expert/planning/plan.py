@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_text
@@ -15,19 +16,18 @@ from expert.core.text import gib
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
-from expert.planning.choose.blocks import choose_compile, choose_fused_blocks
 from expert.planning.choose.fastest import settle_expected_time, settle_graphs
 from expert.planning.choose.kernels import (
     base_quantization,
     choose_attention,
-    choose_loss_chunk,
-    choose_optimizer,
+    choose_compile,
+    choose_fused_blocks,
     choose_precision,
     choose_switches,
     choose_tf32,
 )
 from expert.planning.choose.length import settle_arithmetic, settle_disk, settle_length
-from expert.planning.choose.parallel import settle_engine, warn_of_idle_ranks
+from expert.planning.choose.parallel import settle_engine
 from expert.planning.choose.recipe import (
     settle_adapter,
     settle_model,
@@ -38,7 +38,7 @@ from expert.planning.choose.recipe import (
 )
 from expert.planning.choose.savings import suggest_savings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
-from expert.planning.choose.starting_points import tiny_settings_warnings
+from expert.planning.choose.starting_points import tiny_alpha_warning
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft, ResumedChoices
 from expert.planning.machine.target import Cluster, Target
@@ -50,10 +50,6 @@ from expert.planning.survey import Survey, cache_folder, survey_data
 PREFETCHED_BATCHES = 4
 STREAMING_WORKERS = 4
 PADDED_WORKERS = 2
-
-
-class UnknownModel(ExpertError):
-    """A --model that is not in the manifest."""
 
 
 def make_plan(
@@ -100,11 +96,18 @@ def make_plan(
     )
     _settle_all(draft)
     suggest_savings(draft, _settle_all)
+    slices: dict[str, Any] = {}
+    for path, decision in draft.decisions.items():
+        name, _, key = path.partition(".")
+        if key:
+            slices.setdefault(name, {})[key] = decision.value
+        else:
+            slices[name] = decision.value
     return RunPlan.model_validate(
         {
             "expert": manifest.name,
             "target": target.name,
-            **draft.tree(),
+            **slices,
             "decisions": tuple(draft.decisions.values()),
             "remarks": tuple(draft.remarks),
         }
@@ -120,8 +123,6 @@ def _settle_all(draft: PlanDraft) -> None:
     choose_tf32(draft)
     settle_sequences(draft)
     choose_switches(draft)
-    choose_loss_chunk(draft)
-    choose_optimizer(draft)
     sequences, places = settle_step(draft)
     settle_length(draft)
     _settle_loader(draft)
@@ -139,11 +140,10 @@ def _settle_all(draft: PlanDraft) -> None:
         settle_graphs(draft, None)
     settle_widths(draft)
     settle_optimisation(draft)
-    for path, text in tiny_settings_warnings(draft.model, draft.config, draft.resolved.shape):
-        draft.warn(path, text)
+    if text := tiny_alpha_warning(draft.model, draft.config, draft.resolved.shape):
+        draft.warn("adapter.alpha", text)
     settle_watching(draft)
     warn_of_settings(draft)
-    warn_of_idle_ranks(draft)
     settle_expected_time(draft, work)
     settle_arithmetic(draft, work)
     settle_disk(draft, work)
@@ -195,7 +195,7 @@ def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
         if name.lower() in (spec.name.lower(), basename(spec.name).lower()):
             return spec
     names = ", ".join(basename(spec.name) for spec in manifest.base_models)
-    raise UnknownModel(
+    raise ExpertError(
         f"--model {name}: the manifest has {names}  (--model chooses among those; to use another, "
         f"--set base_model={name})"
     )

@@ -125,10 +125,11 @@ def test_the_best_on_a_machine_that_drifts_is_not_advised(path, tmp_path, monkey
     found, files = benchmark(request(path), show=lambda text, style: shown.append(text))
     assert found.drift == -0.5
     assert "the baseline's rate changed by -50% meanwhile" in shown[-1]
-    assert [file.name for file in files] == ["ladder.json", "ladder.md", "ladder.html"]
+    assert [file.name for file in files] == ["ladder.json", "ladder.html"]
     assert read_ladder(files[0]) == found
-    assert "| ✓ baseline | 100 |" in files[1].read_text(encoding="utf-8")
-    assert "no checkpointing" in files[2].read_text(encoding="utf-8")
+    page = files[1].read_text(encoding="utf-8")
+    assert "✓ baseline" in page
+    assert "no checkpointing" in page
 
 
 @each(

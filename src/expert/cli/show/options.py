@@ -185,7 +185,7 @@ def flag_overrides(
 
 
 def read_requested_manifest(
-    manifest: Path | None, dataset: str | None, overrides: tuple[str, ...], *, quiet: bool = False
+    manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
 ) -> ReadManifest:
     """The given manifest; without one, the character GPT's on the given text."""
     from expert.manifest.migrate.aliases import CORPORA
@@ -208,7 +208,7 @@ def read_requested_manifest(
         raise UsageError(f"--dataset {dataset}: file not found  (check the path)")
     if not Path(SETTINGS_FILE).is_file():
         return character_manifest(dataset, overrides)
-    return _with_settings_file(dataset, overrides, quiet=quiet)
+    return _with_settings_file(dataset, overrides)
 
 
 def settings_file() -> Path | None:
@@ -228,7 +228,7 @@ def settings_file() -> Path | None:
     return file
 
 
-def _with_settings_file(dataset: str, overrides: tuple[str, ...], *, quiet: bool) -> ReadManifest:
+def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
     """With the settings of config.yaml in the working directory; reports whether it is used."""
     from expert.run.text_manifest import (
         NotACharacterConfig,
@@ -237,7 +237,6 @@ def _with_settings_file(dataset: str, overrides: tuple[str, ...], *, quiet: bool
     )
 
     console = make_console(error=True)
-    console.quiet = quiet
     try:
         read = configured_manifest(Path(SETTINGS_FILE), dataset, overrides)
     except NotACharacterConfig as why:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 
 from expert.core.rundir import named_manifest
 from expert.core.text import percent, shell_quoted, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Answer, Noted
+from expert.insight.findings.finding import Answer, Noted
 from expert.insight.step.anatomy import number
 
 MIN_PAUSE_SECONDS = 2.0
@@ -22,7 +21,6 @@ PAUSING_SECONDS = 30.0
 CLIPPED_SHARE = 0.95
 """A few clipped steps are what the limit is for; nearly all of them point to the learning rate."""
 CLIPPED_LINES = 10
-LONG_RUN_SECONDS = 24 * 3600
 BOTH_FALL_SHARE = 0.1
 """Preferred answers usually lose a little; a tenth of their log-probability is more than that."""
 
@@ -194,38 +192,3 @@ def saves_only_at_the_end(found: Evidence) -> Answer:
     if strategy == "steps" and total and every >= total:
         return f"save_steps {every:.0f}, and the run has {total:.0f} steps"
     return None
-
-
-def no_evaluation(found: Evidence) -> Answer:
-    held_out = found.planned("data.validation")
-    off = found.planned("watch.evaluation_strategy") == "no" and held_out != "none"
-    return f"evaluation_strategy: no; {held_out}" if found.before and off else None
-
-
-def no_clipping(found: Evidence) -> Answer:
-    limit = found.amount("optim.max_grad_norm")
-    off = found.before is not None and limit is not None and limit <= 0
-    return "max_grad_norm is 0" if off else None
-
-
-def no_warm_up(found: Evidence) -> Answer:
-    warms_up = found.amount("optim.warmup_steps") or found.amount("optim.warmup_ratio")
-    return "warmup_steps and warmup_ratio are 0" if found.before and not warms_up else None
-
-
-def long_run(found: Evidence) -> Answer:
-    if found.before is None:
-        return None
-    tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)
-    expected = found.planned("length.expected_seconds")
-    if expected:
-        seconds = math.sqrt(expected[0] * expected[1])
-    else:  # at half of the card's peak, which few runs reach
-        flops = found.amount("length.flops_per_token") or 0
-        seconds = 2 * tokens * flops / (found.amount("length.peak_flops") or math.inf)
-    if seconds <= LONG_RUN_SECONDS:
-        return None
-    characters = found.written("dataset", "max_chars")
-    limit = "training.dataset.max_chars" if characters else f"{CONFIG}.max_steps"
-    fix = f"check the number of rows; --set {limit}=… or fewer epochs limit it"
-    return Noted(f"{tokens:,.0f} tokens, about {seconds / 3600:.0f} hours", fix=fix)

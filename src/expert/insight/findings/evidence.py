@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from expert.insight.step.anatomy import Anatomy, StepAnatomy, finite, median, nu
 from expert.insight.step.bands import Band, expected_band
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.planning.decisions import REQUESTED
+from expert.planning.draft import KEYS
 from expert.planning.machine.cards import card_by_nvml_name
 from expert.planning.memory.memory import CONTEXT_BYTES
 from expert.planning.run_plan import RunPlan
@@ -24,24 +25,6 @@ PADDING_SHARE = 0.2
 PACKED_PADDING_SHARE = 0.4
 """Packed sequences are at least 90 % full, except with very few rows."""
 
-KEYS = {
-    "kernels.attention": "attention",
-    "kernels.checkpointing": "gradient_checkpointing",
-    "kernels.compile": "torch_compile",
-    "kernels.device": "device",
-    "kernels.fused_loss": "fused_loss",
-    "kernels.tf32": "use_tf32",
-    "batch.examples_per_update": "batch_size",
-    "batch.micro_batch": "micro_batch_size",
-    "data.packing": "packing",
-    "loader.pin_memory": "dataloader_pin_memory",
-    "optim.optimizer": "optim",
-    "watch.eval_steps": "eval_steps",
-    "watch.logging_steps": "logging_steps",
-    "watch.save_steps": "save_steps",
-}
-"""The key in training.config that sets a value of the plan."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
@@ -51,13 +34,6 @@ class Before:
     cores: int
     gpu_here: str
     """Name of this machine's card; empty if there is none."""
-    named_card: bool
-    """The plan is for a card that is not in this machine."""
-    mean_tokens: float | None = None
-    """Mean tokens of a row, if known or sampled."""
-    longest_tokens: int | None = None
-    replan: Callable[[tuple[str, ...]], RunPlan | None] = lambda overrides: None
-    """Plans again with overrides; None if they are refused."""
 
 
 def evidence_before(manifest: Manifest, plan: RunPlan, before: Before) -> Evidence:
@@ -115,7 +91,7 @@ class Evidence:
 
     def setting_words(self, path: str) -> str:
         """`you set X: value`, or why the planner chose it."""
-        value, key = self.planned(path), KEYS.get(path, path)
+        value, key = self.planned(path), KEYS.get(path, path.rpartition(".")[2])
         shown = str(value).lower() if isinstance(value, bool) else value
         if self.requested(path):
             return f"you set {key}: {shown}"

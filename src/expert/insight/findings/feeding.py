@@ -25,8 +25,6 @@ LINK_FIX = (
     "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
     "else uses the card"
 )
-MAX_GAIN = 3.0
-"""The most that packing gains where rows are not grouped by length."""
 WORSE_THAN_UNPACKED = 0.6
 """Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
 
@@ -41,14 +39,6 @@ def tokenised_late(found: Evidence) -> Answer:
         severity="warning" if waits else "note",
         gain=_without_waiting(step) if waits else None,
     )
-
-
-def no_workers(found: Evidence) -> Answer:
-    """Before a run; prepared tokens are fed by a thread and need no workers."""
-    if found.before is None or found.amount("loader.workers") or not found.on_gpu:
-        return None
-    text = "0 workers, and rows are tokenised or padded while training"
-    return text if _makes_batches(found) else None
 
 
 def too_few_workers(found: Evidence) -> Answer:
@@ -82,39 +72,6 @@ def too_many_workers(found: Evidence) -> Answer:
     waiting = f"; {_waiting(found.step)}" if found.step else ""
     text = f"{workers} workers on {cores} cores{waiting}"
     return Noted(text, severity="warning" if waits else "note")
-
-
-def few_cores(found: Evidence) -> Answer:
-    if found.before is None or found.before.named_card or not found.on_gpu:
-        return None
-    needed = int(found.amount("loader.workers") or 0) + 1 if _makes_batches(found) else 2
-    cores = found.before.cores
-    if cores >= needed:
-        return None
-    return f"{cores} available, {needed} needed for the training loop and its batches"
-
-
-def pin_memory_off(found: Evidence) -> Answer:
-    off = found.planned("loader.pin_memory") is False
-    return "pin_memory is off" if found.before and found.on_gpu and off else None
-
-
-def no_prefetch(found: Evidence) -> Answer:
-    ready = found.amount("loader.prefetch") or 0
-    return f"prefetch {ready:.0f}" if found.before and found.on_gpu and ready <= 1 else None
-
-
-def no_packing(found: Evidence) -> Answer:
-    """Before a run: short rows that will be padded."""
-    before, length = found.before, int(found.amount("data.max_seq_length") or 0)
-    if before is None or not found.padded or before.mean_tokens is None:
-        return None
-    mean, longest = before.mean_tokens, min(before.longest_tokens or length, length)
-    if mean > longest / 2:
-        return None
-    text = f"rows of {mean:.0f} tokens on average, {longest} the longest"
-    gain = None if found.planned("data.group_by_length") else min(MAX_GAIN, longest / mean)
-    return Noted(text, gain=gain)
 
 
 def slow_disk(found: Evidence) -> Answer:
@@ -173,12 +130,6 @@ def is_copy_bound(step: StepAnatomy) -> bool:
     """Whether overlapped copies fill the whole step while the device does not."""
     fill = step.copies_beside and step.of("copy") >= COPY_BOUND_SHARE * step.wall
     return fill and is_significant_wait(step.wall - step.compute, step)
-
-
-def _makes_batches(found: Evidence) -> bool:
-    """Whether making a batch is real work: rows are tokenised or padded while training."""
-    streaming = bool(found.written("dataset", "streaming"))
-    return streaming or found.padded or found.planned("data.tokenize") == "late"
 
 
 def _waits_for_copies(step: StepAnatomy) -> bool:

@@ -7,7 +7,6 @@ import math
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Answer, Noted
-from expert.insight.record import listed
 from expert.planning.choose.kernels import COMPILE_SPEEDUP, NO_CHECKPOINTING_SPEEDUP
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.machine.cards import card_by_nvml_name
@@ -19,7 +18,7 @@ MIN_RECOMPILES = 3
 MANY_WEIGHTS = 10_000_000
 """Below this, an adapter's optimizer takes under 1 % of a step, whichever it is."""
 OPTIMIZER_SHARE = 0.05
-FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN, DEQUANTISING_GAIN = 1.05, 1.5, 2.0, 10.0, 1.2
+FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN = 1.05, 1.5, 2.0, 10.0
 """What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone; not measured."""
 COMPILE_PAYS_OFF_SECONDS = COLD_COMPILE / (1 - 1 / COMPILE_SPEEDUP)
 """Seconds of uncompiled training after which compiling would have paid off."""
@@ -37,8 +36,8 @@ def needless_recomputing(found: Evidence) -> Answer:
     budget, peak = found.amount("memory.budget_bytes"), found.peak_bytes
     if not found.recomputes or budget is None or peak is None:
         return None
-    if found.before is not None and not found.requested("kernels.checkpointing"):
-        return None  # the planner weighed it against the micro-batch size
+    if found.before is not None:
+        return None  # the plan says so
     # A block's activations are at most everything that is kept now.
     blocks, now = found.amount("kernels.recomputed_blocks"), found.part("activations")
     whole = peak + blocks * now if blocks and now else math.inf
@@ -54,24 +53,6 @@ def gain_without_checkpointing(found: Evidence) -> float:
     if found.planned("kernels.checkpointing") == "full":
         return NO_CHECKPOINTING_SPEEDUP
     return 1 + (NO_CHECKPOINTING_SPEEDUP - 1) / 2
-
-
-def needless_quantisation(found: Evidence) -> Answer:
-    """Before a run: quantized base weights although bf16 fits."""
-    kind, name = found.planned("model.quantization"), found.planned("model.name")
-    models = listed(found.run.manifest.get("base_models"))
-    names = [spec.get("name") for spec in models]
-    if found.before is None or kind not in ("int4", "int8") or not found.on_gpu:
-        return None
-    if name not in names:
-        return None
-    key = f"base_models.{names.index(name)}.quantization=none"
-    plain = found.before.replan((key,))
-    if plain is None or plain.memory.fits is not True:
-        return None
-    peak, budget = plain.memory.peak_bytes or 0, plain.memory.budget_bytes
-    text = f"{kind}; in bf16 {gib(peak)} of {gib(budget)} on {plain.target}"
-    return Noted(text, keys=(key,), fix=f"--set {key}", gain=DEQUANTISING_GAIN)
 
 
 def recompiling(found: Evidence) -> Answer:
@@ -103,20 +84,12 @@ def kernel_fell_back(found: Evidence) -> Answer:
 
 
 def compile_off(found: Evidence) -> Answer:
-    if found.planned("kernels.compile") is not False or not found.on_gpu:
+    off = found.planned("kernels.compile") is False and found.requested("kernels.compile")
+    trained = found.anatomy.run.training
+    if not off or not found.on_gpu or trained < COMPILE_PAYS_OFF_SECONDS:
         return None
-    if not found.requested("kernels.compile"):
-        return None
-    setting, trained = found.setting_words("kernels.compile"), found.anatomy.run.training
-    if found.before is None:
-        if trained < COMPILE_PAYS_OFF_SECONDS:
-            return None
-        return Noted(f"{setting}; {span(trained)} of training", gain=COMPILE_SPEEDUP)
-    other = found.before.replan((f"{CONFIG}.torch_compile=auto",))
-    if other is None or not other.kernels.compile:
-        return None
-    because = next(d.because for d in other.decisions if d.path == "kernels.compile")
-    return Noted(f"{setting}; {because}", gain=COMPILE_SPEEDUP)
+    text = f"{found.setting_words('kernels.compile')}; {span(trained)} of training"
+    return Noted(text, gain=COMPILE_SPEEDUP)
 
 
 def fp32_on_a_bf16_card(found: Evidence) -> Answer:
@@ -129,12 +102,6 @@ def fp32_on_a_bf16_card(found: Evidence) -> Answer:
         gain = card.bf16_tflops / card.tf32_tflops
     because = found.decision("kernels.precision").get("because", "")
     return Noted(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
-
-
-def fp16(found: Evidence) -> Answer:
-    """Before a run."""
-    halves = found.planned("kernels.precision") == "fp16" and found.before is not None
-    return "the card has bf16 tensor cores" if halves and found.has_bf16 else None
 
 
 def tf32_off(found: Evidence) -> Answer:

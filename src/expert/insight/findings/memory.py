@@ -140,23 +140,11 @@ def memory_full(found: Evidence) -> Answer:
     return f"{count:.0f} times the allocator had to empty its cache{filled}"
 
 
-def memory_tight(found: Evidence) -> Answer:
-    """Before a run, by the estimate."""
-    peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
-    fits = found.before is not None and found.planned("memory.fits") is not False
-    full = bool(fits and peak and budget and peak / budget > MARGIN)
-    return memory_words(found) if full else None
-
-
 def does_not_fit(found: Evidence) -> Answer:
-    misfit = found.before is not None and found.planned("memory.fits") is False
-    return memory_words(found) if misfit else None
-
-
-def memory_words(found: Evidence) -> str:
-    """`3.2 GiB of 22.0 GiB on RTX 4090`, as planned."""
-    peak, budget = found.amount("memory.peak_bytes") or 0, found.amount("memory.budget_bytes") or 0
-    return f"{gib(peak)} of {gib(budget)} on {found.run.plan.get('target')}"
+    if found.before is None or found.planned("memory.fits") is not False:
+        return None
+    remarks = map(mapping, listed(found.run.plan.get("remarks")))
+    return next(str(each["text"]) for each in remarks if each.get("path") == "memory.fits")
 
 
 def out_of_memory(found: Evidence) -> Answer:

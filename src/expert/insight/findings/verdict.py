@@ -84,14 +84,11 @@ def _without_log_lines(found: Evidence) -> Verdict:
 
 def _computing(found: Evidence, step: StepAnatomy, findings: Mapping[str, Finding]) -> Verdict:
     """Compute-bound, and whether what is computed is of use."""
-    use, reached = step.gpu_utilization, step.tokens_per_second
-    if step.idle_share is None and use is None:
-        why = f"a step takes {span(step.wall)}, but this run does not record where that goes."
-        return Verdict(kind="unknown", sentence=f"unknown: {why}")
+    reached = step.tokens_per_second
     names = ("padding-waste", "below-the-band") if found.on_gpu else ("busy-cores", "padding-waste")
     bad = next((findings[name] for name in names if name in findings), None)
     sentence = "compute-bound: good." if bad is None else f"compute-bound, but {bad.title}."
-    busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
+    busy = percent(1 - (step.idle_share or 0.0))
     rate = f" at {reached:,.0f} tokens/s" if reached else ""
     device = "GPU" if found.on_gpu else "CPU"
     sentence += f" The {device} computes {busy} of a step's {span(step.wall)}{rate}"

@@ -18,14 +18,14 @@ from expert.insight.ladder import (
     table_rows,
 )
 from expert.insight.page.comparison import comparison_section
-from expert.insight.page.curves import learning_sections, loss_section, speed_sections
+from expert.insight.page.curves import learning_sections, loss_figures, speed_sections
 from expert.insight.page.environment import data_sections, environment_section, plan_section
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.figures import Tone
-from expert.insight.page.numbers import finding_sections, numbers_section
+from expert.insight.page.numbers import manifest_change, numbers_section
 from expert.insight.page.render import Page, PageSection, make_section
 from expert.insight.page.story import event_sections
-from expert.insight.page.validation import Validated, validation_sections
+from expert.insight.page.validation import Validated
 
 STATES = {
     "running": "The run is still running; this page shows it as of when the page was made.",
@@ -47,13 +47,18 @@ def make_page(
         f"{name}: {text}" if word == name.lower() else f"{name}: {word}. {text}"
         for name, word, text in heads
     ]
-    sections = [
-        *([comparison_section([run, *others])] if others else []),
-        loss_section(run),
-        *validation_sections(run.record),
-        *finding_sections(run),
-        numbers_section(run),
-    ]
+    sections = [comparison_section([run, *others])] if others else []
+    figures, record = loss_figures(run), run.record
+    nothing = "" if figures else "No step was logged, so there is nothing to draw."
+    sections.append(make_section("loss", "Loss", figures, nothing, layout="curves"))
+    if record.validation is not None:
+        title = "Validation, out of date" if record.outdated else "Validation"
+        validated = Validated(record.validation)
+        sections.append(make_section("validation", title, validated, record))
+    if run.findings:  # worst first, each with its fix as manifest lines
+        found = [(finding, manifest_change(finding.overrides)) for finding in run.findings]
+        sections.append(make_section("findings", "Findings", found))
+    sections.append(numbers_section(run))
     rest = [
         *learning_sections(run),
         *speed_sections(run),

@@ -22,12 +22,6 @@ Part = tuple[str, float, str, int]
 """Name, seconds, seconds in words and colour."""
 
 
-def loss_section(run: RunFacts) -> PageSection:
-    figures = _loss(run)
-    nothing = "" if figures else "No step was logged, so there is nothing to draw."
-    return make_section("loss", "Loss", figures, nothing, layout="curves")
-
-
 def learning_sections(run: RunFacts) -> list[PageSection]:
     """What drives the loss."""
     limit = finite(run.record.planned("optim.max_grad_norm"))
@@ -60,7 +54,8 @@ def learning_sections(run: RunFacts) -> list[PageSection]:
     return [make_section("learning", "Learning", figures, "", layout="curves")] if figures else []
 
 
-def _loss(run: RunFacts) -> list[Figure]:
+def loss_figures(run: RunFacts) -> list[Figure]:
+    """The loss as it was logged and smoothed, and that of the evaluations."""
     raw, evals = run.points("loss"), run.eval_points("loss")
     if not has_values(raw):
         return []

@@ -16,16 +16,10 @@ from expert.insight.record import RunRecord, listed, mapping
 from expert.insight.step.anatomy import finite
 
 Fact = tuple[str, str]
-FIRST_EDGE = 16
-"""First bin of the histogram in statistics.json: at most 16 tokens; each next edge is doubled."""
 SHOWN_FILES = 100
 DEFAULT = "the default"
 NOT_SHOWN = ("memory.parts", "decoding", "data.dataset")
 """Objects too large for a cell; plan.json has them."""
-GROUPS = {"model": "Model", "adapter": "Adapter", "kernels": "Kernels", "data": "Data",
-          "batch": "Batch", "loader": "Loader", "optim": "Optimizer", "length": "Length",
-          "watch": "Checkpoints and logging", "stability": "Stability", "memory": "Memory",
-          "disk": "Disk"}  # fmt: skip
 OPEN = ("kernels", "batch")
 """Open by default: what decides speed, and anything a fallback changed."""
 PLAN_COLUMNS = ("key", "value", "because", "source")
@@ -37,7 +31,7 @@ PLAN_COLUMNS = ("key", "value", "because", "source")
 def plan_section(record: RunRecord) -> PageSection:
     """Every decided value with its reason; defaults are folded."""
     taken = [mapping(one) for one in listed(record.plan.get("decisions"))]
-    groups: dict[str, list[dict[str, Any]]] = {name: [] for name in (*GROUPS, "more", "rest")}
+    groups: dict[str, list[tuple[bool, tuple[str, ...]]]] = {}
     for one in taken:
         path, because = str(one.get("path") or ""), str(one.get("because", ""))
         if not path or path in NOT_SHOWN:
@@ -47,19 +41,21 @@ def plan_section(record: RunRecord) -> PageSection:
         value = planned_value(path, one.get("value"))
         if is_unknown and one.get("value") is None:
             value, because = "unknown", because.removeprefix("unknown: ")
-        group = path.partition(".")[0]
-        groups["rest" if not matters else group if group in GROUPS else "more"].append(
-            {**one, "cells": (path, value, because, str(one.get("source", "")))}
+        cells = (path, value, because, str(one.get("source", "")))
+        group = path.partition(".")[0] if matters else ""
+        groups.setdefault(group, []).append((one.get("source") == "fallback", cells))
+    rest = groups.pop("", [])
+    folds = [
+        (
+            f"{name.capitalize()}: {len(rows)}",
+            name in OPEN or any(fell_back for fell_back, _ in rows),
+            [cells for _, cells in rows],
         )
-    folds = []
-    for name, rows in groups.items():
-        title = f"{GROUPS.get(name, 'More')}: {len(rows)}"
-        if name == "rest":
-            title = f"{len(rows)} at their defaults or not used here"
-        is_open = name in OPEN or any(one.get("source") == "fallback" for one in rows)
-        if rows:
-            cells = [one["cells"] for one in rows]
-            folds.append((title, is_open and name != "rest", cells))
+        for name, rows in groups.items()
+    ]
+    if rest:
+        title = f"{len(rest)} at their defaults or not used here"
+        folds.append((title, False, [cells for _, cells in rest]))
     remarks = [mapping(one) for one in listed(record.plan.get("remarks"))]
     return make_section("plan", "Plan and reasons", remarks, folds, PLAN_COLUMNS)
 
@@ -102,7 +98,6 @@ def _prepared(record: RunRecord, folder: str) -> dict[str, Any]:
         return {"problem": f"{folder} {why}, so its numbers are unknown."}
     return {
         "tiles": list(_data_tiles(facts)),
-        "histogram": list(_histogram(facts)),
         "folder": folder,
     }
 
@@ -124,20 +119,6 @@ def _data_tiles(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     if out:
         why = ", ".join(f"{name} {value:,.0f}" for name, value in out.items())
         yield "Rows left out", f"{sum(out.values()):,.0f}", why
-
-
-def _histogram(facts: Mapping[str, Any]) -> Iterator[tuple[str, float, str]]:
-    """A bar for each length from the shortest to the longest row: its label, count, and words."""
-    counts = [finite(value) for value in listed(facts.get("histogram"))]
-    known = [value for value in counts if value is not None]
-    if not any(known) or len(known) < len(counts) or min(known) < 0:
-        return
-    used = [place for place, value in enumerate(known) if value]
-    for place in range(used[0], used[-1] + 1):
-        edge = FIRST_EDGE << min(place, max(0, len(known) - 2))
-        label = f"{edge // 1024}k" if edge >= 1024 else str(edge)
-        sign = ">" if place == len(known) - 1 else "≤"
-        yield f"{sign}{label}", known[place], f"{known[place]:,.0f}"
 
 
 # --- environment and hashes ----------------------------------------------------------------------

@@ -24,12 +24,6 @@ def numbers_section(run: RunFacts) -> PageSection:
     return make_section("numbers", "Key numbers", measured, missing, left_out)
 
 
-def finding_sections(run: RunFacts) -> list[PageSection]:
-    """The findings, worst first, with their fix as manifest lines; no section if there are none."""
-    found = [(finding, manifest_change(finding.overrides)) for finding in run.findings]
-    return [make_section("findings", "Findings", found)] if found else []
-
-
 def manifest_change(overrides: Sequence[str]) -> str:
     """`--set` overrides as YAML for the manifest."""
     import yaml

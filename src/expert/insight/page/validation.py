@@ -7,8 +7,7 @@ from typing import Any
 
 from expert.core.text import counted, loss
 from expert.insight.page.figures import Tone
-from expert.insight.page.render import PageSection, make_section
-from expert.insight.record import RunRecord, listed, mapping
+from expert.insight.record import listed, mapping
 from expert.insight.step.anatomy import finite
 
 SHOWN_CASES = 20
@@ -136,14 +135,6 @@ class Validated:
             more = f", the first {SHOWN_CASES}" if len(cases) > SHOWN_CASES else ""
             shown = [_example(case) for case in cases[:SHOWN_CASES]]
             yield f"{len(cases):,} {title}{more}", shown, title == "wrong answers"
-
-
-def validation_sections(record: RunRecord) -> list[PageSection]:
-    """The validation; nothing if there was none."""
-    if record.validation is None:
-        return []
-    title = "Validation, out of date" if record.outdated else "Validation"
-    return [make_section("validation", title, Validated(record.validation), record)]
 
 
 def _example(case: Case) -> Example:

@@ -24,7 +24,6 @@ PHASE_NAMES = {
     "communication": "summing over GPUs",
     "optimizer": "optimizer",
     "compute": "computing",
-    "update": "not separated",
     "other": "between and other",
 }
 COMMUNICATION = "communication"
@@ -51,8 +50,6 @@ class StepAnatomy:
     updates: int = 1
     settled: bool = True
     """False if the run was too short for a steady step, so that this is one of its first."""
-    timed: bool = True
-    """False if the run recorded only the time of a step, without phases."""
     tokens: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
@@ -82,7 +79,7 @@ class StepAnatomy:
     @property
     def idle_share(self) -> float | None:
         """The part of a step in which the device computed nothing."""
-        return 1 - self.compute / self.wall if self.timed and self.wall > 0 else None
+        return 1 - self.compute / self.wall if self.wall > 0 else None
 
     def share(self, phase: str) -> float:
         seconds = self.exposed_copy if phase == "copy" else self.of(phase)
@@ -174,10 +171,7 @@ def average_step(chosen: Sequence[LogLine], *, on_gpu: bool) -> StepAnatomy | No
     times = {name: seconds for name, seconds in known.items() if seconds is not None}
     # Packed batches are copied to a card on a separate stream.
     together = sum(s for name, s in times.items() if not (on_gpu and name == "copy"))
-    is_timed = bool(times)
-    if not is_timed:  # an old or damaged run: only the total is known
-        times = {"update": wall}
-    elif wall > together:  # time between steps: logging, Python, a waiting device
+    if wall > together:  # time between steps: logging, Python, a waiting device
         times["other"] = times.get("other", 0.0) + wall - together
     use = median(chosen, "gpu_utilization")
     return StepAnatomy(
@@ -186,9 +180,8 @@ def average_step(chosen: Sequence[LogLine], *, on_gpu: bool) -> StepAnatomy | No
         feed=usual("time_feed"),
         updates=sum(line.updates for line in chosen),
         settled=any(line.settled for line in chosen),
-        timed=is_timed,
         tokens=usual("tokens"),
-        # As the run itself reported it; older runs did not.
+        # As the run itself reported it, once its steps had settled.
         tokens_per_second=number(chosen[-1].event, "median_tokens_per_second")
         or median(chosen, "tokens_per_second"),
         samples_per_second=median(chosen, "samples_per_second"),

@@ -36,7 +36,6 @@ from expert.insight.ladder import (
     Measured,
     SettingResult,
     Status,
-    as_markdown,
     doubts_of,
     loss_difference,
     verdict,
@@ -493,10 +492,9 @@ def new_folder(request: BenchmarkRequest) -> Path:
 
 
 def write_result(ladder: Ladder, file: Path) -> list[Path]:
-    """Write the result as JSON, and next to it as Markdown and HTML."""
+    """Write the result as JSON, and next to it as HTML."""
     texts = {
         file: ladder.as_text(),
-        file.with_suffix(".md"): as_markdown(ladder),
         file.with_suffix(".html"): page_html(ladder_page(ladder)),
     }
     for path, text in texts.items():

@@ -21,7 +21,7 @@ from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import TABLE, find, finding_from
 from expert.insight.record import RunRecord
 from expert.insight.step.bands import Band, expected_band
-from expert.jobs.diagnose.data import DataFacts, check_data
+from expert.jobs.diagnose.data import check_data
 from expert.jobs.diagnose.short_runs import time_steps
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -70,12 +70,10 @@ def check(
     model: str | None = None,
     timed: bool = True,
     allow_remote_code: bool = False,
-    replan: Callable[[tuple[str, ...]], ReadManifest] | None = None,
     tell: Callable[[str], None] = lambda text: None,
     machine: Machine | None = None,
 ) -> Check:
-    """Check everything. `timed`: train a few steps to estimate the time of the run. `replan` reads
-    the manifest again with further overrides."""
+    """Check everything. `timed`: train a few steps to estimate the time of the run."""
     here = machine or describe_machine(read.folder if read is not None else Path())
     opened = plan = band = None
     if read is None:
@@ -89,8 +87,7 @@ def check(
         found += check_torch(here, needed=plan is not None)
     if opened is not None and plan is not None:
         tell("the data")
-        facts = check_data(opened)
-        found += facts.findings
+        found += check_data(opened)
         needed, free = plan.disk.total_bytes, target.disk_free_bytes
         if needed is not None and free is not None:
             text = f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints"
@@ -99,7 +96,7 @@ def check(
         asked = opened.read.manifest.training.config.device
         if asked == "cuda" and plan.kernels.device != "cuda":
             found.append(finding_from("cuda-asked", "device: cuda"))
-        found += _configuration(opened, facts, replan)
+        found += _configuration(opened)
         planned = RunRecord(plan=plan.model_dump(mode="json"))
         band = expected_band(planned, target.card.slug if target.card is not None else None)
         step_seconds = None
@@ -112,39 +109,26 @@ def check(
             except (ExpertError, RuntimeError) as error:
                 found.append(finding_from("steps-failed", str(error).partition("\n")[0]))
         found += _length(plan, band, step_seconds)
-        # Warnings of the plan that the other findings do not repeat, and the keys it overruled.
+        # What the plan says and the other findings do not repeat, and the keys it overruled.
         repeated = tuple(path for other in found for path in TABLE[other.name].repeats)
         for remark in plan.remarks:
-            if remark.kind == "warning" and not remark.path.startswith(repeated):
-                name, title = f"plan-{remark.path}", f"the plan warns about {remark.path}"
-                found.append(finding_from("plan", remark.text, name=name, title=title))
+            if remark.kind != "superseded" and not remark.path.startswith(repeated):
+                warns = remark.kind == "warning"
+                title = f"the plan {'warns about' if warns else 'advises on'} {remark.path}"
+                told = {"name": f"plan-{remark.path}", "severity": "warning" if warns else "note"}
+                found.append(finding_from("plan", remark.text, title=title, **told))
         if overruled := [each.text for each in plan.remarks if each.kind == "superseded"]:
             found.append(finding_from("overruled", "; ".join(overruled)))
     return Check(findings=tuple(worst_first(found)), target=target.name, plan=plan, band=band)
 
 
-def _configuration(
-    opened: Opened, facts: DataFacts, again: Callable[[tuple[str, ...]], ReadManifest] | None
-) -> list[Finding]:
+def _configuration(opened: Opened) -> list[Finding]:
     target, machine = opened.target, opened.machine
-
-    def replan(overrides: tuple[str, ...]) -> RunPlan | None:
-        if again is None:
-            return None
-        try:
-            return opened.plan_of(again(overrides), opened.counts.survey if opened.counts else None)
-        except ExpertError:  # a rule of the manifest may forbid the combination
-            return None
-
     card = machine.gpus[0] if machine.gpus else None
     before = Before(
         capability=target.capability,
         cores=target.cores,
         gpu_here=(card.name.value or "a GPU") if card is not None else "",
-        named_card=not target.is_this_machine,
-        mean_tokens=facts.mean_tokens,
-        longest_tokens=facts.longest_tokens,
-        replan=replan,
     )
     return find(evidence_before(opened.read.manifest, opened.plan, before))
 

@@ -7,7 +7,6 @@ the plan says about the rows is among its own warnings.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,29 +27,20 @@ NOTICEABLE = 0.01
 """A share of rows that is worth a warning."""
 
 
-@dataclass(frozen=True)
-class DataFacts:
-    """The findings, and what the other checks need."""
-
-    findings: list[Finding]
-    mean_tokens: float | None = None
-    longest_tokens: int | None = None
-
-
-def check_data(opened: Opened) -> DataFacts:
+def check_data(opened: Opened) -> list[Finding]:
     """Everything about the data that can be known before a run."""
     try:
         sources = opened.named.sources
     except ExpertError as error:
-        return DataFacts([_from_message("data-missing", str(error))])
+        return [_from_message("data-missing", str(error))]
     except OSError as error:
-        return DataFacts([_from_message("data-missing", f"{error.filename}: {error.strerror}")])
+        return [_from_message("data-missing", f"{error.filename}: {error.strerror}")]
     files = sorted({path for source in sources.every for path in source.files if path.is_file()})
     try:
-        facts = _inspect(opened)
+        found = _inspect(opened)
     except ExpertError as error:
-        facts = DataFacts([_from_message("data-unusable", str(error))])
-    return replace(facts, findings=[*facts.findings, _size(opened.plan, files)])
+        found = [_from_message("data-unusable", str(error))]
+    return [*found, _size(opened.plan, files)]
 
 
 def _from_message(name: str, text: str) -> Finding:
@@ -61,7 +51,7 @@ def _from_message(name: str, text: str) -> Finding:
     return finding_from(name, evidence, fix=fix)
 
 
-def _inspect(opened: Opened) -> DataFacts:
+def _inspect(opened: Opened) -> list[Finding]:
     from expert.data.pipeline import open_pipeline, recipe_of
     from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
@@ -69,7 +59,7 @@ def _inspect(opened: Opened) -> DataFacts:
     plan = opened.plan
     if plan.model.place == "hub":
         text = f"{plan.model.location}: its tokenizer is downloaded when it is needed"
-        return DataFacts([finding_from("model-not-here", text)])
+        return [finding_from("model-not-here", text)]
     line = open_pipeline(plan, opened.read, opened.named, writes=False)
     if line.spec.streaming:
         return _sampled(line, [])
@@ -91,11 +81,10 @@ def _inspect(opened: Opened) -> DataFacts:
     held_out = " (those held out for validation among them)" if held else ""
     text = f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} in {line.cache}"
     left_out = _left_out(total.rows_in, total.bad_rows + sum(total.dropped.values()))
-    mean = total.tokens / total.documents if total.documents else None
-    return DataFacts([finding_from("cache", text), *left_out], mean, total.longest or None)
+    return [finding_from("cache", text), *left_out]
 
 
-def _sampled(line: DataPipeline, findings: list[Finding]) -> DataFacts:
+def _sampled(line: DataPipeline, findings: list[Finding]) -> list[Finding]:
     """What the first rows of every source show about all of them."""
     from expert.data.pipeline import reader_for
 
@@ -112,7 +101,6 @@ def _sampled(line: DataPipeline, findings: list[Finding]) -> DataFacts:
         text = f"{len(bad)} of the first {rows}: {bad[0]}"
         findings.append(finding_from("too-many-bad-rows", text))
     findings += _left_out(rows, rows - len(documents))
-    lengths = [sum(len(part.text) for part in each) for each in documents]
     if line.is_text and documents:
         lengths = [int(each) for each in line.encoder.encode(documents).lengths]
         over = sum(each > limit for each in lengths)
@@ -122,8 +110,7 @@ def _sampled(line: DataPipeline, findings: list[Finding]) -> DataFacts:
             severe = "warning" if how != "split" and share > NOTICEABLE else "note"
             text = f"{over:,} of the first {len(lengths):,} rows are longer than {limit} tokens"
             findings.append(finding_from("rows-cut", f"{text}: {how}", severity=severe))
-    mean = sum(lengths) / len(lengths) if lengths else None
-    return DataFacts(findings, mean, max(lengths, default=None))
+    return findings
 
 
 def _left_out(rows: int, lost: int) -> list[Finding]:

@@ -286,12 +286,14 @@ def _preferences(manifest: Manifest, found: Findings) -> None:
         f"{path}.adapter_type": config.adapter_type == "adalora",
         "base_models": any(model.name == CHAR_GPT for model in manifest.base_models),
         f"{path}.overlong": config.overlong in ("cut", "split"),
-        f"{path}.packing": config.packing in (False, "concat"),
+        f"{path}.packing": config.packing == "concat",
     }
     for key, is_set in unfit.items():
         if is_set:
             what = f"does not work with method {method}"
             found.wrong(key, what, "remove it, or method: sft")
+    if config.packing is False:
+        found.not_used("packing", "answers are always packed beside their prompt")
 
 
 def _kernels(manifest: Manifest, found: Findings) -> None:

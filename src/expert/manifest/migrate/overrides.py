@@ -28,33 +28,29 @@ _IMPLIED = (
 )
 
 
-class OverrideError(ExpertError):
-    """An invalid --set."""
-
-
 def parse_override(text: str) -> tuple[list[str | int], Item]:
     """`training.config.epochs=2` -> the steps of the path and the value, read as YAML."""
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path:
-        raise OverrideError(
+        raise ExpertError(
             f"--set {text}: expected path=value, such as --set training.config.epochs=2"
         )
     steps: list[str | int] = []
     for part in path.split("."):
         match = _STEP.fullmatch(part)
         if not match:
-            raise OverrideError(f"--set {text}: {part!r} is not part of a path")
+            raise ExpertError(f"--set {text}: {part!r} is not part of a path")
         is_index = part.isdecimal() and steps  # base_models.0.name is base_models[0].name
         steps.append(int(part) if is_index else match[1])
         steps.extend(int(index) for index in re.findall(r"\[(\d+)\]", match[2]))
     if len(steps) > MAX_DEPTH:
-        raise OverrideError(f"--set {text[:60]}…: the path has more than {MAX_DEPTH} steps")
+        raise ExpertError(f"--set {text[:60]}…: the path has more than {MAX_DEPTH} steps")
     item, problems = parse_yaml(value, f"--set {path}")
     if problems:
-        raise OverrideError(f"--set {text}: {problems[0]}")
+        raise ExpertError(f"--set {text}: {problems[0]}")
     if item.value is None and value.strip().startswith("#"):
-        raise OverrideError(f"--set {text}: # starts a comment; put the value in quotes")
+        raise ExpertError(f"--set {text}: # starts a comment; put the value in quotes")
     for part_of_value in item.walk():
         part_of_value.path = f"--set {path}"
         part_of_value.line = None
@@ -82,7 +78,7 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
         _set_at(layer, steps, item, text)
         moved = migrate(layer, is_override=True)
         if item.value is None and not layer.fields():
-            raise OverrideError(f"--set {text}: {steps[-1]} cannot be null")
+            raise ExpertError(f"--set {text}: {steps[-1]} cannot be null")
         work.notices += moved.notices
         work.problems += moved.problems
         if steps == ["base_models"]:
@@ -101,14 +97,14 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
 
 
 def _full_path(steps: list[str | int], text: str) -> list[str | int]:
-    """The full path of a single key, or of a key of a section of `training`; OverrideError if
+    """The full path of a single key, or of a key of a section of `training`; ExpertError if
     several sections have a key of this name."""
     if len(steps) != 1:
         return ["training", *steps] if steps[0] in ("config", "decoding") else steps
     homes = sections_with_key(str(steps[0]))
     if len(homes) > 1:
         names = ", ".join(reduce(join, [*home, *steps], "") for home in homes)
-        raise OverrideError(f"--set {text}: several keys have this name  (use one of {names})")
+        raise ExpertError(f"--set {text}: several keys have this name  (use one of {names})")
     return [*homes[0], *steps] if homes else steps
 
 
@@ -118,9 +114,9 @@ def _set_at(root: Item, steps: Sequence[str | int], item: Item, text: str) -> No
     for number, step in enumerate(steps):
         count = len(here.entries())
         if isinstance(step, int) and step >= count:
-            raise OverrideError(f"--set {text}: {here.path} has {count} entries, none at [{step}]")
+            raise ExpertError(f"--set {text}: {here.path} has {count} entries, none at [{step}]")
         if isinstance(step, str) and not isinstance(here.value, dict):
-            raise OverrideError(f"--set {text}: {here.path} is not an object")
+            raise ExpertError(f"--set {text}: {here.path} is not an object")
         inside: Any = here.value
         if number == len(steps) - 1:
             inside[step] = item

@@ -87,6 +87,12 @@ def _convert_config(work: Migration, config: Entries) -> None:
     if isinstance(steps.value, float) and 0 < steps.value < 1 and ratio.value is None:
         config["warmup_ratio"] = config.pop("warmup_steps")
         work.read_as(steps, "training.config.warmup_ratio")
+    # So are these, of which a run's number of steps is not known yet.
+    for key, strategy in (("save_steps", "save_strategy"), ("eval_steps", "evaluation_strategy")):
+        every = config.get(key, Item(None))
+        if isinstance(every.value, float) and 0 < every.value < 1:
+            work.read_as(config.pop(key), f"training.config.{strategy}: epoch")
+            config[strategy] = with_value(every, "epoch")
     limit = config.get("max_steps", Item(None))
     if limit.value == -1:
         limit.value = 0

@@ -17,6 +17,7 @@ _LLAMA_FACTORY_KEYS = {
     *("stage", "finetuning_type", "lora_target", "cutoff_len", "neat_packing", "dataset_dir"),
     "quantization_bit",
 }
+_SPLITS = ("train", "test")
 # Where ours would train differently.
 _DEFAULTS = {
     **{"validation_split": 0, "load_best_model_at_end": False},
@@ -28,8 +29,9 @@ _TRL_DEFAULTS = {"adapter_type": "full", "learning_rate": 2e-5, "max_seq_length"
 def read_arguments(work: Migration) -> None:
     _read_stages(work)
     has_arguments = bool({"model_name_or_path", "per_device_train_batch_size"} & work.root.keys())
-    is_trl = bool({"dataset_name", "dataset_mixture"} & work.root.keys())
+    is_trl = bool({"dataset_name", "dataset_mixture", "dataset_mixer"} & work.root.keys())
     _read_hub_parts(work)
+    _read_mixer(work)
     _read_mixture(work)
     is_theirs = bool(_MODEL_NAMES & work.root.keys()) and not work.is_expert_manifest
     in_model = work.root.get("model", Item(None)).fields().keys()
@@ -69,8 +71,6 @@ def _read_stages(work: Migration) -> None:
 
 def _read_hub_parts(work: Migration) -> None:
     """Convert dataset_config, dataset_train_split and dataset_test_split."""
-    if work.root.get("dataset_mixer", Item(None)).value:
-        work.seen.add("no rows")  # refused
     names = [f"dataset_{part}" for part in ("config", "train_split", "test_split")]
     config, train, test = (take(work.root, name) for name in names)
     given = [item for item in (config, train, test) if item.value is not None]
@@ -87,6 +87,28 @@ def _read_hub_parts(work: Migration) -> None:
         if test.value is not None:
             held_out = work.dataset.setdefault("validation_path", hub_path(path, test, config))
             work.read_as(test, f"training.dataset.validation_path: {held_out.value}")
+
+
+def _read_mixer(work: Migration) -> None:
+    """Convert dataset_mixer, shares of data sets by their names, with the names of their splits."""
+    item, splits = take(work.root, "dataset_mixer"), take(work.root, "dataset_splits")
+    subset = take(work.root, "dataset_configs")
+    if item.value is None:
+        return
+    names = {str(split.value): split for split in splits.entries()}
+    train, test = (next((names[n] for n in names if part in n), Item(None)) for part in _SPLITS)
+    subset = next(iter(subset.entries()), Item(None))
+    paths = {name: with_value(share, name) for name, share in item.fields().items()}
+    sets = [
+        {"path": hub_path(path, train, subset), "weight": item.fields()[name]}
+        for name, path in paths.items()
+    ]
+    put_rows(work, item, sets)
+    if test.value is not None and len(paths) == 1:
+        [path] = paths.values()
+        work.put("training.dataset.validation_path", hub_path(path, test, subset))
+    elif test.value is not None:
+        work.report("warning", splits, "rows are held out of the training rows instead")
 
 
 def _read_mixture(work: Migration) -> None:

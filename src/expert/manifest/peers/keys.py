@@ -193,7 +193,10 @@ def _dtype(work: Migration, item: Item) -> None:
     flags = dict(zip(("bf16", "fp16"), _FLOATS[word], strict=True))
     for key, flag in flags.items():
         if config.get(key, Item(None)).value not in (None, "auto", flag):
-            work.conflict(item, config[key])
+            if item.key == "torch_dtype" and config[key].value is True:
+                work.unused(item, f"{key}: true decides")  # there it is the dtype of loading
+            else:
+                work.conflict(item, config[key])
             return
     config.update({key: with_value(item, flag) for key, flag in flags.items()})
     text = ", ".join(f"{key}: {shown(flag)}" for key, flag in flags.items())

@@ -23,12 +23,11 @@ from expert.planning.memory.fitting import (
     MARGIN,
     budget_of,
     estimate_here,
-    eval_bytes,
     even_split,
     largest_batch,
     peak_bytes,
 )
-from expert.planning.memory.memory import GIB, base_bytes
+from expert.planning.memory.memory import GIB, base_bytes, estimate
 from expert.planning.memory.shards import MASTER_BYTES
 from expert.planning.memory.workload import Workload
 
@@ -210,7 +209,11 @@ def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> int:
     def too_large(rows: int) -> bool:
         if work.captured:  # its memory adds to that of the captured passes
             return peak_bytes(draft, replace(work, evaluated_rows=rows)) > budget
-        return eval_bytes(draft, replace(work, rows=rows)) > budget
+        step = replace(work, rows=rows)  # of which only one block keeps its tensors
+        alone = replace(step, shape=replace(step.shape, layers=1), recomputed_blocks=0)
+        parts = estimate_here(draft, step)
+        kept = estimate(alone)["activations"]
+        return parts.total - parts["activations"] + kept > budget
 
     if asked := evaluated_sequences(draft):
         rows, because = asked

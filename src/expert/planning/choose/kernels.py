@@ -1,15 +1,22 @@
-"""Precision, TF32, attention, loss, compilation, optimizer: the best the card can do."""
+"""Precision, TF32, fused or compiled blocks, attention, loss, optimizer: the card's best."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from expert.core.install import pip_install
+from expert.planning.choose.fastest import choose_capture
+from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
-from expert.planning.machine.cards import ADA, AMPERE, HOPPER
+from expert.planning.machine.cards import ADA, AMPERE, HOPPER, VOLTA
 from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import loss_chunk_for_budget
+from expert.planning.memory.workload import Workload
+from expert.planning.models.shapes import PROJECTIONS
 
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
@@ -25,6 +32,9 @@ COMPILE_SPEEDUP = 1.3
 side (choose/rates.py). One card only: on others run expert benchmark."""
 NO_CHECKPOINTING_SPEEDUP = 1.35
 """Checkpointing all blocks cost LoRA 1.35-1.46x of the time (docs/benchmarks/memory-h200.json)."""
+FUSED, COMPILE = "kernels.fused_blocks", "kernels.compile"
+FEW_EXAMPLES = 1000
+FEW_STEPS = 50
 
 
 def choose_precision(draft: PlanDraft) -> None:
@@ -174,31 +184,24 @@ def _why_not_flash4(draft: PlanDraft) -> str:
     return "it does not work in compiled blocks" if draft["kernels.compile"] else ""
 
 
-def choose_optimizer(draft: PlanDraft) -> None:
-    """Fused AdamW on a GPU, or the requested optimizer."""
-    fused = ("adamw_torch_fused", "one kernel for all weights")
-    chosen = fused if draft.on_gpu else ("adamw_torch", "no GPU")
-    draft.choose("optim.optimizer", "optim", *chosen)
-
-
-def choose_loss_chunk(draft: PlanDraft) -> None:
-    """Rows of logits per chunk of the fused loss: fewer on a card with little memory."""
-    path, shape = "kernels.loss_chunk", draft.resolved.shape
-    if shape is None or not draft.on_gpu or not draft["kernels.fused_loss"]:
-        draft.settle(path, None, "by the vocabulary", "preset")
-        return
-    budget = budget_of(draft)
-    rows = loss_chunk_for_budget(shape.vocab, budget)
-    because = f"logits take a small part of {budget / 2**30:.1f} GiB"
-    draft.settle(path, rows, because if rows else "by the vocabulary")
-
-
 def choose_switches(draft: PlanDraft) -> None:
-    """The fused loss, determinism and cuDNN's autotuner."""
+    """The fused loss with its chunks, the optimizer, determinism and cuDNN's autotuner."""
     path, because = "kernels.fused_loss", "the full logits are never stored"
-    if not draft.choose(path, "fused_loss", True, because, "preset"):
+    fused, shape = draft.choose(path, "fused_loss", True, because, "preset"), draft.resolved.shape
+    if not fused:
         text = "the full logits are stored: 12 bytes for each token and vocabulary entry"
         draft.warn(path, text)
+    path, because, rows = "kernels.loss_chunk", "by the vocabulary", None
+    if shape is not None and draft.on_gpu and fused:  # fewer rows of logits if memory is scarce
+        budget = budget_of(draft)
+        rows = loss_chunk_for_budget(shape.vocab, budget)
+        because = f"logits take a small part of {budget / 2**30:.1f} GiB" if rows else because
+        draft.settle(path, rows, because)
+    else:
+        draft.settle(path, None, because, "preset")
+    chosen = ("adamw_torch_fused", "one kernel for all weights")
+    chosen = chosen if draft.on_gpu else ("adamw_torch", "no GPU")
+    draft.choose("optim.optimizer", "optim", *chosen)
     draft.settle_from_config("kernels.deterministic", "deterministic")
     path, because = "kernels.cudnn_benchmark", "shapes are fixed" if draft.on_gpu else "no GPU"
     if draft.config.deterministic:
@@ -208,3 +211,109 @@ def choose_switches(draft: PlanDraft) -> None:
             draft.supersede(path, f"cudnn_benchmark: {because}")
     else:
         draft.choose(path, "cudnn_benchmark", draft.on_gpu, because)
+
+
+# --- blocks: by fused kernels, compiled, or as the model has them --------------------------------
+
+
+def choose_fused_blocks(
+    draft: PlanDraft, work: Workload | None, sequences: int | None
+) -> float | None:
+    """As fast as compiled blocks from the first step, with less memory: chosen wherever possible.
+    Returns the expected training time with them, if known."""
+    asked = draft.config.fused_blocks
+    if asked == "auto" and draft.kept.fused_blocks is False:
+        draft.settle(FUSED, False, KEPT)
+        return None
+    obstacle = _cannot_fuse(draft) or ("" if work is not None else draft.resolved.shape_from)
+    if not obstacle and work is not None:
+        # The attention is chosen later; what matters here is its memory.
+        attention = str(draft.config.attention)
+        if attention == "auto":
+            flashes = draft.packed and draft["kernels.precision"] != "fp32"
+            attention = "flash" if flashes else "sdpa"
+        fused = replace(work, fused_blocks=True, attention=attention)
+        way, _ = choose_capture(draft, fused, sequences)
+        if not way.work.is_sharded:
+            because = "as fast as compiled blocks on an H200, without the time to compile"
+            chosen = draft.choose(FUSED, "fused_blocks", True, because)
+            seconds = (draft["length.total_steps"] or math.nan) * way.step_seconds
+            return seconds if chosen and math.isfinite(seconds) else None
+        obstacle = "sharded weights cannot be fused"
+    draft.settle(FUSED, False, obstacle, "fallback" if asked is True else "machine")
+    if asked is True:
+        draft.warn(FUSED, f"fused_blocks: true, but {obstacle}")
+    return None
+
+
+def _cannot_fuse(draft: PlanDraft) -> str:
+    """Why the kernels do not support this model, adapter or card, or ""."""
+    shape, targets = draft.resolved.shape, draft["adapter.target_modules"]
+    if draft.config.adapter_type not in ("lora", "dora"):
+        return "made for LoRA and DoRA"
+    if not draft.on_gpu and draft.config.fused_blocks == "auto":
+        return "no GPU"
+    able = draft.has_capability(AMPERE) or not draft.on_gpu
+    if not able or draft["kernels.precision"] == "fp16":
+        return "needs bf16"
+    if shape is None or not shape.llama_blocks or shape.head_dim & (shape.head_dim - 1):
+        return "made for blocks like those of Llama, Mistral and Qwen"
+    names = {name.rsplit(".", 1)[-1] for name in targets or ()}
+    if targets != "all-linear" and not names & set(PROJECTIONS):
+        return "no linear layer of a block has an adapter"
+    if draft.config.torch_compile is True:
+        return "torch_compile: true compiles the model's own blocks"
+    return ""
+
+
+def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
+    """Per-block compilation where it pays; `sequences`: per step, if known."""
+    config = draft.config
+    padded = not draft.packed and not draft.is_char_model  # character blocks have one length
+    obstacle = "" if draft.on_gpu else "compiling is not worth it on a CPU"
+    if draft.on_gpu and not draft.has_capability(VOLTA):
+        obstacle = f"{draft.card_label} is older than Triton supports (7.0)"
+    if config.torch_compile != "auto":
+        draft.settle(COMPILE, config.torch_compile, SET, "manifest")
+        if config.torch_compile and obstacle:
+            draft.warn(COMPILE, f"{obstacle}: compilation may fall back")
+        if config.torch_compile and padded:
+            text = "padded rows vary in width, and each width is compiled again: use packing"
+            draft.warn(COMPILE, text)
+    elif draft["kernels.fused_blocks"]:
+        draft.settle(COMPILE, False, "fused blocks need no compiling")
+    elif draft.kept.attention == "flash4" and config.attention == "auto":
+        because = "FlashAttention 4, which the run keeps, does not work in compiled blocks"
+        draft.settle(COMPILE, False, because)
+    elif obstacle or padded:
+        obstacle = obstacle or "padded rows vary in width: each width would be compiled again"
+        draft.settle(COMPILE, False, obstacle)
+    else:
+        _compile_if_it_pays(draft, work, sequences)
+    because = "more effort gains little on single blocks"
+    draft.choose("kernels.compile_mode", "torch_compile_mode", "default", because, "preset")
+    draft.settle_from_config("kernels.compile_backend", "torch_compile_backend")
+
+
+def _compile_if_it_pays(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
+    """Compile if the whole run ends sooner, compile time included, by the table of rates."""
+    steps, rows = draft["length.total_steps"], draft.survey.rows
+    eager = compiled = math.inf
+    if work is not None and steps and draft["length.tokens_per_epoch"]:
+        eager, compiled = (
+            steps * choose_capture(draft, replace(work, compiled=on), sequences)[0].step_seconds
+            for on in (False, True)
+        )
+    known, total = math.isfinite(eager + compiled), compiled + COLD_COMPILE
+    if known:
+        because = f"about {total:.0f} s compiled, {COLD_COMPILE:.0f} s of it compiling, and "
+        because += f"{eager:.0f} s uncompiled"
+        packed = draft.packed_rows
+        if packed is not None and packed.fill < FULL_ENOUGH:
+            because += f" (sequences are {packed.fill:.0%} full, compiled batches of one width)"
+        draft.settle(COMPILE, total < eager, because)
+    else:
+        few = steps is not None and steps < FEW_STEPS
+        few = few or (rows is not None and rows * draft.config.epochs < FEW_EXAMPLES)
+        because = "fixed shapes: 1.2-2.2x as fast on an H200, after about 30 s of compiling"
+        draft.settle(COMPILE, not few, "the run is too short" if few else because)

@@ -66,6 +66,12 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
         draft.settle(path, taken, obstacle)
         text = f"optim: {optimizer}: {obstacle}; {taken} takes 8 bytes per weight, sharded"
         draft.supersede(path, text)
+    sequences, ranks = draft["batch.sequences_per_update"], cluster.ranks
+    if sequences and ranks > sequences:
+        fills = math.ceil(draft["batch.examples_per_update"] * ranks / sequences)
+        text = f"a step has {counted(sequences, 'sequence')} for {ranks} ranks: "
+        text += f"{ranks - sequences} of them have nothing to compute; batch_size: {fills} (rows "
+        draft.warn("parallel.ranks", f"{text}of a step) would fill them")
 
 
 def _engine_reason(draft: PlanDraft, work: Workload | None) -> tuple[str, Source]:
@@ -102,14 +108,3 @@ def _settle_offload(draft: PlanDraft, work: Workload | None) -> None:
     if draft.target.host_bytes is None:
         text = f"each machine needs {gib(needed)} of free memory beside its cards"
         draft.warn("parallel.host_bytes", text)
-
-
-def warn_of_idle_ranks(draft: PlanDraft) -> None:
-    """Warn if a step has fewer sequences than there are ranks."""
-    sequences, ranks = draft["batch.sequences_per_update"], draft.cluster.ranks
-    if not sequences or ranks <= sequences:
-        return
-    fills = math.ceil(draft["batch.examples_per_update"] * ranks / sequences)
-    text = f"a step has {counted(sequences, 'sequence')} for {ranks} ranks: {ranks - sequences} of "
-    text += f"them have nothing to compute; batch_size: {fills} (rows of a step) would fill them"
-    draft.warn("parallel.ranks", text)

@@ -63,7 +63,7 @@ def settle_model(draft: PlanDraft) -> None:
     else:
         because = SET if spec.revision else "the newest revision"
         draft.settle("model.revision", spec.revision, because, "manifest")
-    size = draft.parameters
+    size = resolved.shape.parameters if resolved.shape is not None else None
     because = resolved.shape_from if size else f"unknown: {resolved.shape_from}"
     draft.settle("model.parameters", size, because)
     shape = spec.architecture

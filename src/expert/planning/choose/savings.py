@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from expert.core.text import gib
@@ -24,10 +23,6 @@ class Saving(NamedTuple):
     """Orders savings: first what changes no result, then what changes least."""
     values: dict[str, Any]
 
-    @property
-    def keys(self) -> str:
-        return " ".join(self.values)
-
 
 def suggest_savings(draft: PlanDraft, settle: Callable[[PlanDraft], None]) -> None:
     """Report what would make it fit, or fit without offloading on a single card. `settle` makes all
@@ -36,15 +31,19 @@ def suggest_savings(draft: PlanDraft, settle: Callable[[PlanDraft], None]) -> No
     if not too_large and not (draft["parallel.offload"] and draft.cluster.ranks == 1):
         return
 
-    def suffice(savings: Iterable[Saving]) -> bool:
-        other = _changed(draft, savings)
+    def suffice(savings: list[Saving]) -> bool:
+        other = _changed(draft, _values(savings))
         settle(other)
         return other["memory.fits"] is True and (too_large or not other["parallel.offload"])
 
     found = _cheapest(sorted(_savings(draft), key=lambda saving: saving.cost), suffice)
     words = NOTHING_FITS
     if found:
-        words = f"{_as_options(draft, found)} fits{'' if too_large else ' without it'}"
+        place = [spec is draft.model for spec in draft.manifest.base_models].index(True)
+        of_model = f"base_models.{place}." if place else ""
+        names = {"quantization": f"{of_model}quantization"}
+        options = (f"--set {names.get(key, key)}={v}" for key, v in _values(found).items())
+        words = f"{' '.join(options)} fits{'' if too_large else ' without it'}"
     if too_large:
         needed, budget = draft["memory.peak_bytes"], draft["memory.budget_bytes"]
         draft.warn("memory.fits", f"needs {gib(needed)} and has {gib(budget)}: {words}")
@@ -55,21 +54,22 @@ def suggest_savings(draft: PlanDraft, settle: Callable[[PlanDraft], None]) -> No
 def _cheapest(savings: list[Saving], suffice: Callable[[list[Saving]], bool]) -> list[Saving]:
     """The cheapest saving that suffices, else the cheapest that do so together without those that
     are not needed; none if all together do not."""
-
-    def strongest(some: list[Saving]) -> list[Saving]:
-        return list({saving.keys: saving for saving in some}.values())
-
-    if not suffice(strongest(savings)):
+    if not suffice(savings):
         return []
     alone = next((saving for saving in savings if suffice([saving])), None)
     if alone is not None:
         return [alone]
-    growing = accumulate(([saving] for saving in savings), lambda some, more: some + more)
-    taken = next(strongest(some) for some in growing if suffice(strongest(some)))
-    for saving in sorted(taken, key=lambda saving: saving.cost, reverse=True):
+    growing = (savings[:count] for count in range(2, len(savings) + 1))
+    taken = next(some for some in growing if suffice(some))
+    for saving in reversed(taken):
         fewer = [other for other in taken if other is not saving]
         taken = fewer if suffice(fewer) else taken
     return taken
+
+
+def _values(savings: list[Saving]) -> dict[str, Any]:
+    """The values of several savings together; of a smaller and a larger one, the larger."""
+    return {key: value for saving in savings for key, value in saving.values.items()}
 
 
 def _savings(draft: PlanDraft) -> list[Saving]:
@@ -116,9 +116,8 @@ def _savings(draft: PlanDraft) -> list[Saving]:
     return found
 
 
-def _changed(draft: PlanDraft, savings: Iterable[Saving]) -> PlanDraft:
-    """The draft of the manifest with these savings, before any choice."""
-    values = {key: value for saving in savings for key, value in saving.values.items()}
+def _changed(draft: PlanDraft, values: dict[str, Any]) -> PlanDraft:
+    """The draft of the manifest with these values, before any choice."""
     model, manifest = draft.model, draft.manifest
     if quantization := values.pop("quantization", None):
         model = model.model_copy(update={"quantization": quantization})
@@ -127,12 +126,3 @@ def _changed(draft: PlanDraft, savings: Iterable[Saving]) -> PlanDraft:
     training = manifest.training.model_copy(update={"config": config})
     manifest = manifest.model_copy(update={"training": training, "base_models": models})
     return replace(draft, manifest=manifest, model=model, decisions={}, remarks=[])
-
-
-def _as_options(draft: PlanDraft, savings: Iterable[Saving]) -> str:
-    """`--set rank=8 --set optim=adamw_bnb_8bit`."""
-    place = [spec is draft.model for spec in draft.manifest.base_models].index(True)
-    of_model = f"base_models.{place}." if place else ""
-    values = {key: value for saving in savings for key, value in saving.values.items()}
-    names = {key: f"{of_model}{key}" if key == "quantization" else key for key in values}
-    return " ".join(f"--set {names[key]}={value}" for key, value in values.items())

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
+from expert.manifest.schema.kinds import PREFERENCES
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 
@@ -33,10 +34,6 @@ LENGTH_MULTIPLE = 8
 
 # Rows per step for the character GPT from this many GiB on, from its guide.
 CHAR_BATCHES = ((20, 192), (14, 128), (0, 96))
-
-
-class SoftPromptsTooLong(ExpertError):
-    """Soft prompts that fill the whole sequence."""
 
 
 class Packing(NamedTuple):
@@ -148,15 +145,21 @@ def settle_sequences(draft: PlanDraft) -> None:
     if draft.is_char_model:
         _settle_blocks(draft)
         return
-    length = _settle_length(draft)
+    path = "data.max_seq_length"
+    context = draft.resolved.shape.context if draft.resolved.shape else 0
+    default = min(DEFAULT_LENGTH, context or DEFAULT_LENGTH)
+    because = "the usual length" if default == DEFAULT_LENGTH else "the model's context"
+    length = int(draft.choose(path, "max_seq_length", default, because, "preset"))
+    if context and length > context:
+        draft.warn(path, f"longer than the {context} positions the model was trained on")
     tokens = draft.soft_tokens
     if tokens >= length:  # the manifest may have left the length open
-        raise SoftPromptsTooLong(
+        raise ExpertError(
             f"soft_prompts: {tokens} tokens leave no room for text in sequences of {length}  (use "
             "fewer tokens, or a larger training.config.max_seq_length)"
         )
     asked = draft.config.packing
-    if asked == "auto":
+    if asked == "auto" or draft.config.method in PREFERENCES:
         because = "several rows to a sequence, documents kept apart, rows per step unchanged"
         draft.settle("data.packing", "best-fit", because, "preset")
     else:
@@ -181,17 +184,6 @@ def _settle_blocks(draft: PlanDraft) -> None:
     if draft.config.packing not in ("auto", False):
         draft.supersede("data.packing", "packing: a corpus is cut into full blocks anyway")
     draft.settle("data.group_by_length", False, "all blocks are equally long")
-
-
-def _settle_length(draft: PlanDraft) -> int:
-    path = "data.max_seq_length"
-    context = draft.resolved.shape.context if draft.resolved.shape else 0
-    default = min(DEFAULT_LENGTH, context or DEFAULT_LENGTH)
-    because = "the usual length" if default == DEFAULT_LENGTH else "the model's context"
-    length = int(draft.choose(path, "max_seq_length", default, because, "preset"))
-    if context and length > context:
-        draft.warn(path, f"longer than the {context} positions the model was trained on")
-    return length
 
 
 def settle_step(draft: PlanDraft) -> tuple[int | None, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from expert.manifest.schema.config import TrainingConfig
@@ -19,7 +18,6 @@ LIKE_TINY_PARAMETERS = 30_000_000
 """`tiny` has 4 million parameters; models up to this size also need large learning steps."""
 USUAL_SCALE, LARGEST_SCALE = 2.0, 8.0
 """alpha / r: 2 is usual, 4 occurs; `tiny` uses 16."""
-LARGEST_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -49,31 +47,21 @@ def starting_point(name: str, shape: ModelShape | None) -> StartingPoint:
     return StartingPoint(DEFAULT_RANK, twice, rate, size)
 
 
-def tiny_settings_warnings(
+def tiny_alpha_warning(
     spec: BaseModelSpec, config: TrainingConfig, shape: ModelShape | None
-) -> Iterator[tuple[str, str]]:
-    """Plan values that suit `tiny` but not this base, each with a fix."""
-    if spec.name == TINY or not takes(config.adapter_type, "alpha"):
-        return
-    if shape is not None and shape.parameters <= LIKE_TINY_PARAMETERS:
-        return
+) -> str:
+    """Whether the scale of the adapter suits `tiny` but not this base, with a fix; "" if not."""
+    is_small = shape is not None and shape.parameters <= LIKE_TINY_PARAMETERS
+    if spec.name == TINY or is_small or not takes(config.adapter_type, "alpha"):
+        return ""
     released = spec.adapters[0] if spec.adapters else None
     rank = config.rank if config.rank != "auto" else (released.r if released else None)
     rank = rank or DEFAULT_RANK
     alpha = config.alpha if config.alpha != "auto" else (released.alpha if released else None)
-    better = starting_point(spec.name, shape)
-    if alpha is not None and alpha / rank >= LARGEST_SCALE:
-        yield (
-            "adapter.alpha",
-            f"alpha {alpha:g} with rank {rank} scales the adapter by {alpha / rank:g}, which suits "
-            f"the built-in tiny; on {spec.name} training is likely to diverge  (--set "
-            f"alpha={round(USUAL_SCALE * rank)}, twice the rank)",
-        )
-    rate = config.learning_rate
-    if rate != "auto" and rate >= LARGEST_RATE:
-        yield (
-            "optim.learning_rate",
-            f"{rate:g} is a learning rate for the built-in tiny; usual for "
-            f"{config.adapter_type} on {spec.name} is {better.learning_rate:g}  (--set "
-            f"learning_rate={better.learning_rate:g})",
-        )
+    if alpha is None or alpha / rank < LARGEST_SCALE:
+        return ""
+    return (
+        f"alpha {alpha:g} with rank {rank} scales the adapter by {alpha / rank:g}, which suits "
+        f"the built-in tiny; on {spec.name} training is likely to diverge  (--set "
+        f"alpha={round(USUAL_SCALE * rank)}, twice the rank)"
+    )

@@ -108,13 +108,13 @@ def _left_visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
         return tuple(cards.values())
     shown: list[Gpu] = []
     for entry in map(str.strip, asked.split(",")):
-        if asked.strip().startswith("GPU-"):
-            matches = [
-                g for g in cards.values() if entry and (g.uuid.value or "").startswith(entry)
-            ]
-        else:
-            digits = re.match(r"[0-9]+", entry)  # which an entry begins with, as CUDA reads it
-            matches = [g for g in cards.values() if digits and g.index.value == int(digits[0])]
+        digits = re.match(r"[0-9]+", entry)  # which an entry begins with, as CUDA reads it
+        index, uuid = int(digits[0]) if digits else -1, entry if entry[:4] == "GPU-" else "?"
+        matches = [
+            gpu
+            for gpu in cards.values()
+            if gpu.index.value == index or (gpu.uuid.value or "").startswith(uuid)
+        ]
         # As in CUDA: an entry that matches no single card ends the list, a repeat empties it
         if len(matches) != 1:
             break

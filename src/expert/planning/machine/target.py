@@ -18,10 +18,6 @@ CORES_BESIDE_A_NAMED_CARD = 8
 SHARE_OF_A_NAMED_CARD = 0.97
 
 
-class UnknownTarget(ExpertError):
-    """A --gpu or --vram that cannot be understood."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """Where training will run, as far as the plan needs to know."""
@@ -55,10 +51,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.nodes < 1:
-            raise UnknownTarget("a run needs at least one card on each of its machines")
+            raise ExpertError("a run needs at least one card on each of its machines")
         if self.ranks % self.nodes:
             text = f"{self.ranks} processes cannot be divided evenly among {self.nodes} machines"
-            raise UnknownTarget(text)
+            raise ExpertError(text)
 
     @property
     def ranks_per_node(self) -> int:
@@ -82,7 +78,7 @@ def choose_target(
     try:
         limit = parse_size(vram) if vram is not None else None
     except ValueError as error:
-        raise UnknownTarget(f"--vram: {error}") from None
+        raise ExpertError(f"--vram: {error}") from None
     cores = machine.cores_available.value or 1
     elsewhere = Target(
         device="cuda",
@@ -122,7 +118,7 @@ def _on_card(name: str, limit: int | None, elsewhere: Target) -> Target:
     if card is None:
         near = suggest_cards(name)
         fix = f"did you mean {', '.join(near)}?" if near else "see: expert machine --cards"
-        raise UnknownTarget(f"--gpu {name}: no such card in the table  ({fix})")
+        raise ExpertError(f"--gpu {name}: no such card in the table  ({fix})")
     memory = int(card.memory_gib * GIB * SHARE_OF_A_NAMED_CARD)
     budget = min(memory, limit) if limit else memory
     because = f"{SHARE_OF_A_NAMED_CARD:.0%} of {card.name}'s {card.memory_gib:.1f} GiB"

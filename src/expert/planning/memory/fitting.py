@@ -163,10 +163,3 @@ def even_split(sequences: int, largest: int, *, on_gpu: bool = False) -> tuple[i
         if sequences % divisor == 0 and sequences // divisor <= 1.5 * steps:
             return divisor, sequences // divisor
     return math.ceil(sequences / steps), steps
-
-
-def eval_bytes(draft: PlanDraft, work: Workload) -> int:
-    """Peak of an evaluation step, which keeps the tensors of only one block."""
-    guess = estimate_here(draft, work)
-    one_block = replace(work, shape=replace(work.shape, layers=1), recomputed_blocks=0)
-    return guess.total - guess["activations"] + estimate(one_block)["activations"]

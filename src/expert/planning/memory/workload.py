@@ -132,13 +132,8 @@ def workload_of(plan: RunPlan) -> Workload | None:
     stored = plan.memory.workload
     if stored is None:
         return None
-    base = Workload(
-        **{
-            **stored,
-            "shape": ModelShape(**stored["shape"]),
-            "targets": frozenset(stored["targets"]),
-        }
-    )
+    shape, targets = ModelShape(**stored["shape"]), frozenset(stored["targets"])
+    base = Workload(**{**stored, "shape": shape, "targets": targets})
     kernels, quantization, micro = plan.kernels, plan.model.quantization, plan.batch.micro_batch
     sequences, parallel = plan.batch.sequences_per_update, plan.parallel
     return replace(
@@ -154,10 +149,6 @@ def workload_of(plan: RunPlan) -> Workload | None:
         recomputed_blocks=kernels.recomputed_blocks or 0,
         optimizer=plan.optim.optimizer,
         accumulates=plan.batch.accumulation != 1,
-        engine=parallel.engine,
-        shards=parallel.shard_ranks,
-        offload=parallel.offload,
-        loss_rows=kernels.loss_chunk,
         captured=kernels.cuda_graphs,
         widths=CAPTURED_WIDTHS if kernels.cuda_graphs and plan.data.flat else 1,
         evaluated_rows=plan.batch.eval_batch if kernels.cuda_graphs else None,

@@ -31,10 +31,6 @@ WEIGHTS_DIGITS = 16
 _INDEX = "model.safetensors.index.json"
 
 
-class ModelNotBuiltIn(ExpertError):
-    """A built-in model that is not in this build of the package."""
-
-
 class NotATextModel(ExpertError):
     """A model that also reads images or sound."""
 
@@ -66,7 +62,7 @@ def resolve_model(
     if name == TINY:
         own = BUILT_IN / name
         if not is_model_folder(own):
-            raise ModelNotBuiltIn(
+            raise ExpertError(
                 f"base_models[].name: {name} is not part of this build  (name another model; a "
                 f"folder of your own is ./{name})"
             )

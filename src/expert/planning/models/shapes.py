@@ -86,17 +86,11 @@ class ModelShape:
         return total
 
     @cached_property
-    def embedding_parameters(self) -> int:
-        """Token table, position table, and the head if it is not tied."""
-        tables = 1 if self.tied_head else 2
-        head_bias = self.vocab if self.head_bias else 0
-        rows = self.vocab * tables + self.learned_positions
-        return rows * self.hidden + head_bias
-
-    @cached_property
     def rest_parameters(self) -> int:
-        """Weights outside the blocks: embeddings, head and last norm."""
-        return self.embedding_parameters + self.hidden * (2 if self.norm_bias else 1)
+        """Weights outside the blocks: token and position table, head if not tied, last norm."""
+        rows = self.vocab * (1 if self.tied_head else 2) + self.learned_positions
+        head_bias = self.vocab if self.head_bias else 0
+        return (rows + (2 if self.norm_bias else 1)) * self.hidden + head_bias
 
     @cached_property
     def parameters(self) -> int:
