@@ -13,8 +13,8 @@ from expert.core.errors import ExpertError
 from expert.core.hashed import file_integrity, set_damaged_aside
 from expert.core.resources import reporting_disk_full
 from expert.core.rundir import waiting_lock
+from expert.core.text import counted
 from expert.data.feed.order import DataOrder
-from expert.data.inspect.shared_rows import find_shared
 from expert.data.named_sources import CACHE_KEY
 from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import remarks_on_length, require_rows
@@ -91,39 +91,58 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     if train is None or (len(held_out) and validation is None):
         return None
 
-    def by_name(split: str, folders: tuple[Prepared, ...]) -> list[tuple[str, Prepared]]:
-        names = [source.name for source in pipeline.sources_of(split)]
-        return list(zip(names, folders, strict=True))
-
-    trained = by_name("train", tokens)
-    shared = [
-        find_shared(name, by_name(name, split.folders), trained, keys, chosen)
-        for name, split in given.items()
-        if split is not None and keys is not None
-    ]
+    doubts = [*pipeline.chosen.remarks]
+    doubts += [Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(pipeline.damaged)]
+    if repeats:
+        doubts.append(Remark.warning("training.dataset.validation_split", repeats))
+    doubts += row_remarks(pipeline)
+    for name, split in given.items():
+        shared = _shared_rows(pipeline, split, tokens, keys, chosen) if split and keys else ""
+        if shared:
+            doubts.append(Remark.warning(f"training.dataset.{name}_path", shared))
     return PreparedData(
         train=train,
         validation=validation,
         test=test,
         encoder=pipeline.encoder,
         template=pipeline.template.name if pipeline.template else "characters",
-        doubts=(
-            *pipeline.chosen.remarks,
-            *(Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(pipeline.damaged)),
-            *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
-            *row_remarks(pipeline),
-            *(
-                Remark.warning(
-                    f"training.dataset.{each.split}_path", each.as_text(pipeline.list_command)
-                )
-                for each in shared
-                if each
-            ),
-            *remarks_on_length(pipeline.plan, train, validation, test),
-        ),
-        shared=tuple(each for each in shared if each is not None),
+        doubts=(*doubts, *remarks_on_length(pipeline.plan, train, validation, test)),
         columns=columns_read(pipeline),
         notes=tuple(pipeline.chosen.notes()),
+    )
+
+
+def _shared_rows(
+    pipeline: DataPipeline,
+    split: PreparedSplit,
+    train: tuple[Prepared, ...],
+    train_keys: RowKeys,
+    trained: Documents,
+) -> str:
+    """A warning about the rows of a file for validation or test whose prompt and answer are also
+    trained on, which measures memorisation; "" if there are none. Rows that were split off from the
+    training rows never are."""
+    keys, known = RowKeys.of(split.open()).whole, train_keys.whole[trained]
+    shared = np.flatnonzero(np.isin(keys, known))
+    if not len(shared):
+        return ""
+
+    def place(document: int, name: str, folders: tuple[Prepared, ...]) -> str:
+        """The row number, from 1, and source of a document."""
+        for source, prepared in zip(pipeline.sources_of(name), folders, strict=True):
+            if document < prepared.statistics.documents:
+                return f"row {DocumentStore(prepared.folder).row(document) + 1:,} of {source.name}"
+            document -= prepared.statistics.documents
+        raise IndexError(document)
+
+    first = int(shared[0])
+    twin = int(trained[np.argmax(known == keys[first])])
+    verb = "is" if len(shared) == 1 else "are"
+    return (
+        f"{split.name}: {len(shared):,} of {counted(len(keys), 'row')} {verb} in the training rows "
+        f"as well ({place(first, split.name, split.folders)} is {place(twin, 'train', train)}): "
+        f"the {split.name} loss is lower than on unseen rows  (remove them from one of the two; "
+        f"{pipeline.list_command})"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -13,13 +15,13 @@ from expert.data.examples.formats import first_example
 from expert.data.examples.messages import messages_in, unused_fields
 from expert.data.examples.text_warnings import overruled_system
 from expert.data.inspect.audit import (
-    ExampleCollector,
     ExampleTable,
     SplitReport,
     duplicates,
+    joined_tables,
     leaks,
     length_summary,
-    near_key,
+    table_of,
 )
 from expert.data.inspect.shown_rows import RowPicker, RowsToShow, ShownRow
 from expert.data.pack.drawing import draw_documents, held_out_warning
@@ -33,7 +35,9 @@ from expert.data.pipeline import (
 )
 from expert.data.read.folders import unread_files
 from expert.data.read.sources import Source
-from expert.data.records import BadRow, Dropped, Example, Row, Segment
+from expert.data.records import BadRow, Example, Row, RowOutcome, Segment
+from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.tokenise import in_portions, tokenise_rows
 from expert.planning.survey import local_path
 
 # Limits for tokenising together, which bound memory.
@@ -119,58 +123,54 @@ class _Checker:
 
     def read(self, name: str) -> tuple[SplitReport, ExampleTable, list[int]]:
         """The report and the examples of a split, and how many of them each source has."""
-        split, collector = SplitReport(name), ExampleCollector()
-        sources = self.line.sources_of(name)
-        counts = [self._read_source(split, source, collector) for source in sources]
-        return split, collector.examples(), counts
+        split = SplitReport(name)
+        files: dict[str, int] = {}
+        nothing = EncodedBatch(*[np.zeros(0, np.int32)] * 4)
+        tables, counts = [table_of((), nothing, files)], []
+        for source in self.line.sources_of(name):
+            before, bad_rows = len(tables), split.bad_rows
+            tables += self._tables_of(split, source, files)
+            counts.append(sum(map(len, tables[before:])))
+            trained = sum(int(table.trained.sum()) for table in tables[before:])
+            self._judge(f"{name} {source.name}", split.bad_rows - bad_rows, counts[-1], trained)
+        return split, joined_tables(tables), counts
 
-    def _read_source(self, split: SplitReport, source: Source, collector: ExampleCollector) -> int:
-        """Read the rows of a source, and encode so many at a time; returns how many are good."""
-        reading = reader_for(self.line, source)
-        columns = reading.columns
+    def _tables_of(
+        self, split: SplitReport, source: Source, files: dict[str, int]
+    ) -> Iterator[ExampleTable]:
+        """Read the rows of a source, and encode so many at a time."""
+        reading, is_cut = reader_for(self.line, source), self.line.plan.data.overlong == "cut"
         self._note(split.name, source, reading)
-        before = split.bad_rows
-        waiting: list[tuple[Row, list[Segment], int]] = []
-        characters = examples = trained = tokens = 0
+        segments_of, documents, tokens = reading.formatter(), list[list[Segment]](), 0
 
-        def encode() -> None:
-            nonlocal trained, tokens, characters
-            rows, documents, near = zip(*waiting, strict=True)
-            batch = self.line.encoder.encode(documents)
-            if split.name == "train":
-                for row, segments, length in zip(
-                    rows, documents, batch.lengths.tolist(), strict=True
-                ):
-                    self.picker.add(row, segments, length)
-            cut = self.line.plan.data.overlong == "cut"
-            trained += collector.add(rows, near, batch, self.room if cut else None)
-            tokens += int(batch.lengths.sum())
-            self.tell(split.name, split.rows, tokens)
-            waiting.clear()
-            characters = 0
-
-        for row, outcome in reading.formatted():
-            split.rows += 1
+        def looked_at(row: Row) -> RowOutcome:
+            outcome = segments_of(row)
             self.picker.look_at(split.name, row, outcome)
-            if isinstance(outcome, BadRow):
-                split.note_bad(outcome)
-            elif isinstance(outcome, Dropped):
-                split.dropped[outcome.reason] = split.dropped.get(outcome.reason, 0) + 1
-            else:
-                assert isinstance(row, Row), "only a row has segments"
-                example = self._example(row, source, columns)
+            if isinstance(outcome, list):
+                documents.append(outcome)
+                example = self._example(row, source, reading.columns)
                 if example is not None:
-                    more = overruled_system(row.values, columns) if columns else []
+                    more = overruled_system(row.values, reading.columns) if reading.columns else []
                     split.texts.note(example, outcome, row.place, more)
-                waiting.append((row, outcome, near_key(example) if example else 0))
-                examples += 1
-                characters += sum(len(segment.text) for segment in outcome)
-            if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
-                encode()
-        if waiting:
-            encode()
-        self._judge(f"{split.name} {source.name}", split.bad_rows - before, examples, trained)
-        return examples
+            return outcome
+
+        for portion in in_portions(reading.rows(), _BATCH_EXAMPLES, _BATCH_CHARACTERS):
+            documents.clear()
+            for row in portion:
+                if isinstance(row, BadRow):
+                    self.picker.look_at(split.name, row, row)
+            made = tokenise_rows(portion, looked_at, self.line.encoder)
+            split.rows += made.rows
+            for bad in made.bad:
+                split.note_bad(bad)
+            split.dropped = dict(made.dropped + Counter(split.dropped))
+            rows = [row for row in (portion[n] for n in made.numbers) if isinstance(row, Row)]
+            if split.name == "train":
+                for offered in zip(rows, documents, made.batch.lengths.tolist(), strict=True):
+                    self.picker.add(*offered)
+            tokens += len(made.batch.ids)
+            self.tell(split.name, split.rows, tokens)
+            yield table_of(rows, made.batch, files, self.room if is_cut else None)
 
     def _example(self, row: Row, source: Source, columns: Columns | None) -> Example | None:
         """The example in a good row; None for tokens without text."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,6 @@ _BATCH_ROWS = 1000
 _BATCH_BYTES = 2**25
 _REPEATED_BYTES = 2**31
 _FILE_MAGIC = b"ARROW1"
-_INTERVAL = re.compile(r"\b(month|day_time)_interval\b(?!:)")
 
 
 def read_parquet(path: Path, max_unpacked: int | None = None) -> Iterator[Row | BadRow]:
@@ -106,10 +104,6 @@ def read_arrow(path: Path, max_unpacked: int | None = None) -> Iterator[Row | Ba
         else:
             reader = pa.ipc.open_stream(stream)
             batches = iter(reader)
-        for field in reader.schema:
-            if _INTERVAL.search(str(field.type)):  # Python has no values for it
-                what = f"the column {field.name!r} has the type {field.type}, which cannot be read"
-                raise data_error(str(path), what, "leave the column out, or write it as text")
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path))
 
 
