@@ -20,7 +20,7 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.data.named_sources import NamedSources, TokenMismatch
 from expert.data.pack.overlong_rows import MAX_LENGTH, NoRowsLeft, remark_on_left_out
-from expert.data.pack.packing import count_untrainable, count_untrainable_rows
+from expert.data.pack.packing import count_untrainable
 from expert.data.pipeline import (
     FIRST_ROWS,
     STREAM_WINDOW_ROWS,
@@ -33,7 +33,7 @@ from expert.data.prepared import PreparedSplit
 from expert.data.read.sources import Source, Sources, iterate
 from expert.data.records import BadRow, Row
 from expert.data.splits import all_tokens, prepare_splits
-from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.documents import DocumentStore, FlatDocuments, shard_of
 from expert.data.tokens.prepare import Prepared
 from expert.data.tokens.token_rows import IDS, MASK
 from expert.data.tokens.tokenise import tokenise_rows
@@ -242,6 +242,6 @@ def _tokenised(
     if not count:
         return lengths.tolist(), []
     lengths[made.numbers] = made.batch.lengths
-    unlearnt = count_untrainable_rows(line.plan, made.batch)
+    unlearnt = count_untrainable(line.plan, FlatDocuments([shard_of(made.batch)]))
     tried = counted(count, "sampled row")
     return lengths.tolist(), remark_on_left_out(line.plan, unlearnt, count, of=tried)

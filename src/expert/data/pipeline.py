@@ -450,31 +450,18 @@ def tokens_of(line: DataPipeline, source: Source, split: str) -> Prepared | None
 
 def recipe_of(line: DataPipeline, source: Source) -> tuple[Recipe, Path]:
     """What determines the tokens of a source, and their folder, whether it exists or not."""
-    recipe = _recipe(line, source)
-    return recipe, line.cache / tokens_folder(recipe.key())
-
-
-def _recipe(line: DataPipeline, source: Source) -> Recipe:
-    tokens = line.chosen.tokens.get(source)
     # Before the hash: reading rows reports a file that cannot be used without reading all of it.
-    reading = reader_for(line, source) if tokens is None else None
-    data = cached_content_hash(source, line.cache, keep=line.writes, waits=line.waits)
-    if reading is None:  # made elsewhere: they depend on neither template nor text columns
-        return Recipe(
-            data=data,
-            tokenizer=line.encoder.fingerprint,
-            template="tokens made elsewhere",
-            columns=str(tokens),
-            learn_prompt=False,
-            max_samples=source.max_samples,
-        )
-    checks = line.spec.validation
-    return Recipe(
-        data=data,
+    reading = reader_for(line, source)
+    elsewhere, checks = source in line.chosen.tokens, line.spec.validation
+    template = line.template.fingerprint if line.template else "characters"
+    recipe = Recipe(
+        data=cached_content_hash(source, line.cache, keep=line.writes, waits=line.waits),
         tokenizer=line.encoder.fingerprint,
-        template=line.template.fingerprint if line.template else "characters",
+        # Tokens made elsewhere depend on neither template nor checks.
+        template="tokens made elsewhere" if elsewhere else template,
         columns=reading.cache_key_text,
-        learn_prompt=line.plan.data.train_on_prompt,
-        checks=checks.model_dump_json() if checks else "",
+        learn_prompt=line.plan.data.train_on_prompt and not elsewhere,
+        checks=checks.model_dump_json() if checks and not elsewhere else "",
         max_samples=source.max_samples,
     )
+    return recipe, line.cache / tokens_folder(recipe.key())

@@ -106,7 +106,6 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
     [
         ("User: What is a river?\nAssistant: Water.", True),
         ("<human>: What is a river?\n<bot>: Water.", True),
-        ("A chat. USER: What is a river? ASSISTANT: Water.", True),
         (f"Q:{chr(10) * 20_000}", False),  # at once, not in a minute
         ("A user: and an assistant: met.", False),
     ],
@@ -117,7 +116,6 @@ def test_plain_text_that_is_a_conversation_is_warned_about(text, told):
     assert any("written as a conversation" in line for line in split.warnings()) == told
 
 
-MESSAGES_AS_JSON = '[{"role": "user", "content": "Name a river."}]'
 LONG = "Which rivers meet near Iquitos?"
 WEATHER = '[{"type": "function", "function": {"name": "weather"}}]'
 
@@ -137,11 +135,6 @@ def told_of(example: Example, others: int = 0) -> str:
     [
         (talk("Wo liegt MÃ¼nchen?", "a"), "1 example with characters of a wrong encoding"),
         (Example(text="a \ufffd b"), "1 example with characters of a wrong encoding"),
-        (
-            talk("Human: Hi.\nAssistant: Hello.\nHuman: Bye.\nAssistant: ", "a"),
-            "the model sees it as one turn",
-        ),
-        (talk("a", MESSAGES_AS_JSON), "messages written as JSON text, which is trained on as text"),
         (talk(LONG, f"{LONG} The Ucayali."), "the whole request in the answer"),
     ],
 )
@@ -152,7 +145,6 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
 @each(
     "example",
     [
-        talk("a", '[{"from": "Berlin", "value": "3"}, {"from": "Rome", "value": "9"}]'),
         talk("a", "<p><s>old</s> new <s>old</s>"),
         talk("MÃE, MAÇÃ, «château», “ă”", "Â"),
         talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -14,7 +13,6 @@ from expert.core.install import pip_install
 from expert.data.read.streams import data_error, data_not_found
 from expert.data.records import BadRow, DataError, Row
 
-_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
 _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
 
 
@@ -47,18 +45,10 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
     except ImportError as error:
         what = "reading from the hub needs the package 'datasets'"
         raise data_error(name, what, pip_install("hub")) from error
-    sliced = _SLICE.fullmatch(split) if streaming else None
-    if streaming and "[" in split and sliced is None:
-        what = "streamed rows can only be sliced by row number"
-        fix = "write the slice as [start:end], or set streaming: false"
-        raise data_error(f"{name}::{split}", what, fix)
-    dataset = _opened(name, config, sliced["split"] if sliced else split, streaming)
-    if sliced:
-        start = int(sliced["start"] or 0)
-        dataset = dataset.skip(start)
-        if sliced["end"]:
-            dataset = dataset.take(max(0, int(sliced["end"]) - start))
-    return dataset
+    if streaming and "[" in split:
+        what = "streamed rows cannot be sliced"
+        raise data_error(f"{name}::{split}", what, "set max_samples, or streaming: false")
+    return _opened(name, config, split, streaming)
 
 
 @cache
