@@ -10,12 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.tokens.documents import (
-    DocumentStore,
-    FlatDocuments,
-    dataset_files,
-    write_shard,
-)
+from expert.data.tokens.documents import DocumentStore, FlatDocuments, dataset_files, write_shard
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.statistics import DocumentStatistics
 from tests.data.shards import shard_of

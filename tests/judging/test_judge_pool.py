@@ -12,12 +12,7 @@ from expert.core.install import pip_install
 from expert.judging.cases import Case
 from expert.judging.domain import JUDGES, domain_of, is_strict
 from expert.judging.judge_pool import JudgeProcess, judge_all
-from expert.judging.oracles.oracle import (
-    Judgement,
-    UnknownDomain,
-    missing_packages,
-    oracle_for,
-)
+from expert.judging.oracles.oracle import Judgement, UnknownDomain, missing_packages, oracle_for
 from tests.each import each
 from tests.judging.judged import case_of, judged
 

@@ -14,12 +14,7 @@ from expert.data.read.sources import Source, Sources, resolve_sources
 from expert.data.records import DataError, FilesNotFound
 from expert.data.tokens.encoder import Encoder, TextEncoder
 from expert.data.tokens.prepare import is_prepared
-from expert.data.tokens.token_rows import (
-    TokenCheck,
-    TokenRows,
-    check_tokens,
-    token_rows_in,
-)
+from expert.data.tokens.token_rows import TokenCheck, TokenRows, check_tokens, token_rows_in
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.decisions import Remark

@@ -21,13 +21,7 @@ from expert.data.pack.overlong_rows import remarks_on_length, require_rows
 from expert.data.pack.pack import bins_per_step
 from expert.data.pack.pack_index import PackIndex, index_name
 from expert.data.pack.packing import packed, packing_for, rows_to_pack
-from expert.data.pipeline import (
-    DataPipeline,
-    columns_read,
-    reader_for,
-    row_remarks,
-    tokens_of,
-)
+from expert.data.pipeline import DataPipeline, columns_read, reader_for, row_remarks, tokens_of
 from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
 from expert.data.tokens.documents import DocumentStore, FlatDocuments

@@ -26,13 +26,7 @@ from expert.data.inspect.audit import (
 from expert.data.inspect.shown_rows import RowPicker, RowsToShow, ShownRow
 from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import left_out_warning
-from expert.data.pipeline import (
-    DataPipeline,
-    RowReader,
-    Tell,
-    reader_for,
-    source_column_remarks,
-)
+from expert.data.pipeline import DataPipeline, RowReader, Tell, reader_for, source_column_remarks
 from expert.data.read.folders import unread_files
 from expert.data.read.sources import Source
 from expert.data.records import BadRow, Example, Row, RowOutcome, Segment
