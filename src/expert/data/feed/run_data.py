@@ -118,10 +118,10 @@ def training_feed(
     patience = plan.watch.hang_seconds or math.inf
     widths: tuple[int, ...] = ()
     if data.stream is not None:
-        known = data.stream.shape
-        shape = known.batch_shape(rows, plan.data.max_seq_length)
-        batches, whole_rows = known.batches_per_step(rows, world), known.whole_rows
-        works = data.stream.works(
+        stream = data.stream
+        shape = stream.batch_shape(rows, plan.data.max_seq_length)
+        batches, whole_rows = stream.batches_per_step(rows, world), stream.whole_rows
+        works = stream.works(
             done=done,
             place=StreamPosition(*(place or ())),
             epochs=plan.length.epochs,

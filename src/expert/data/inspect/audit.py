@@ -6,7 +6,6 @@ length.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -16,22 +15,18 @@ import numpy.typing as npt
 
 from expert.core.text import counted
 from expert.data.examples.text_warnings import TextWarnings
-from expert.data.records import BadRow, Row, place_of
+from expert.data.records import Row, place_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 from expert.data.tokens.statistics import percentiles
 
 SHOWN_ROWS = 20
 SHOWN_PAIRS = 5
-SHOWN_KINDS = 20
 
 # How an example occurs in another split, worst first.
 SAME = "same prompt and answer"
 SAME_PROMPT = "same prompt, another answer"
 LEAKS = {SAME: "whole", SAME_PROMPT: "prompt"}
-
-# Numbers and quoted values: "turn 3", "unknown role 'narrator'".
-_DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
 
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int32]
@@ -175,8 +170,7 @@ class SplitReport:
     name: str
     rows: int = 0
     bad_rows: int = 0
-    kinds_of_bad_rows: dict[str, list[str]] = field(default_factory=dict)
-    """The first bad rows by reason, with the parts that vary between rows removed."""
+    first_bad_rows: list[str] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
     texts: TextWarnings = field(default_factory=TextWarnings)
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -186,19 +180,6 @@ class SplitReport:
     """A warning about examples without anything to train on; "" if there are none."""
     split_off: bool = False
     """Drawn from the training rows, so its rows were counted there."""
-
-    def note_bad(self, bad: BadRow) -> None:
-        self.bad_rows += 1
-        same = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), [])
-        if len(same) < SHOWN_ROWS:
-            same.append(str(bad))
-
-    def bad_row_lines(self) -> list[str]:
-        """Bad rows for display: the first rows of every kind, the most frequent kind first."""
-        kinds = sorted(self.kinds_of_bad_rows.values(), key=len, reverse=True)[:SHOWN_KINDS]
-        lines = [line for same in kinds for line in same[: max(1, SHOWN_ROWS // len(kinds))]]
-        rest = self.bad_rows - len(lines)
-        return [*lines, *([f"… and {rest:,} more"] if rest else [])]
 
     def warnings(self) -> list[str]:
         """Warnings; lines that begin with spaces belong to the line before."""

@@ -15,6 +15,7 @@ from expert.data.examples.formats import first_example
 from expert.data.examples.messages import messages_in, unused_fields
 from expert.data.examples.text_warnings import overruled_system
 from expert.data.inspect.audit import (
+    SHOWN_ROWS,
     ExampleTable,
     SplitReport,
     duplicates,
@@ -155,8 +156,9 @@ class _Checker:
                     self.picker.look_at(split.name, row, row)
             made = tokenise_rows(portion, looked_at, self.line.encoder)
             split.rows += made.rows
-            for bad in made.bad:
-                split.note_bad(bad)
+            split.bad_rows += len(made.bad)
+            left = SHOWN_ROWS - len(split.first_bad_rows)
+            split.first_bad_rows += map(str, made.bad[:left])
             split.dropped = dict(made.dropped + Counter(split.dropped))
             rows = [row for row in (portion[n] for n in made.numbers) if isinstance(row, Row)]
             if split.name == "train":
