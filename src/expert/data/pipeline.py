@@ -23,7 +23,7 @@ from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.examples.formats import answers_of, example_of, first_example
 from expert.data.examples.text_warnings import TextWarnings, overruled_system
-from expert.data.named_sources import ChosenSources, NamedSources, choose_sources
+from expert.data.named_sources import NamedSources, checked_sources
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.read.streams import data_error
 from expert.data.records import BadRow, Branched, Dropped, Example, Row, RowOutcome, Segment
@@ -99,7 +99,8 @@ class DataPipeline:
 
     plan: RunPlan
     spec: DatasetSpec
-    chosen: ChosenSources
+    chosen: NamedSources
+    """With the tokens in it checked."""
     encoder: Encoder
     template: Template | None
     """None for the character model."""
@@ -181,7 +182,7 @@ def open_pipeline(
     return DataPipeline(
         plan=plan,
         spec=spec,
-        chosen=choose_sources(named, known, spec, cache, keep=writes),
+        chosen=checked_sources(named, known, spec, cache, keep=writes),
         encoder=encoder,
         template=template,
         cache=cache,
@@ -249,7 +250,14 @@ def _make_reader(line: DataPipeline, source: Source) -> RowReader:
             f"characters, {share:g} at the end apart",
             end_held_out=apart,
         )
-    columns, seen = _columns_in(line, source)
+    # The columns and their survey, over all rows or the first window of a stream.
+    streamed = line.spec.streaming and source is line.chosen.sources.train
+    most = STREAM_WINDOW_ROWS if streamed else line.most_rows
+    keep = line.writes and not streamed
+    seen = cached_survey(source, line.cache, most, keep=keep, waits=line.waits)
+    if not seen.rows:
+        first_row(source)  # raises with the reason
+    columns = detect_source_columns(seen, line.spec)
     apart = _is_one_text(line, source, columns)
     end = f", {line.spec.validation_split:g} at the end apart" if apart else ""
     return RowReader(
@@ -262,17 +270,6 @@ def _make_reader(line: DataPipeline, source: Source) -> RowReader:
         apart,
         in_order=bool(line.spec.validation and line.spec.validation.deduplicate),
     )
-
-
-def _columns_in(line: DataPipeline, source: Source) -> tuple[Columns, ColumnSurvey]:
-    """The columns of a source and their survey, over all rows or the first window of a stream."""
-    streamed = line.spec.streaming and source is line.chosen.sources.train
-    most = STREAM_WINDOW_ROWS if streamed else line.most_rows
-    keep = line.writes and not streamed
-    seen = cached_survey(source, line.cache, most, keep=keep, waits=line.waits)
-    if not seen.rows:
-        first_row(source)  # raises with the reason
-    return detect_source_columns(seen, line.spec), seen
 
 
 def _formatter(

@@ -124,7 +124,13 @@ def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]
     number = 0
     for batch in batches:
         check_columns(batch.schema.names, file)
-        padded = [field.name for field in batch.schema if _is_padded(field)]
+        # Tools and calls: as structs they have the keys of all rows, most of them null.
+        padded = [
+            field.name
+            for field in batch.schema
+            if "arguments: struct<" in str(field.type)
+            or (field.name in TOOL_COLUMNS and "struct<" in str(field.type))
+        ]
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)
             for values in _values_of(part):
@@ -136,12 +142,6 @@ def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]
                 else:
                     values.update({name: _unpadded(values[name]) for name in padded})
                     yield Row(values, file, number)
-
-
-def _is_padded(field: Any) -> bool:
-    """Tools and calls: as structs they have the keys of all rows, most of them null."""
-    kind = str(field.type)
-    return "arguments: struct<" in kind or (field.name in TOOL_COLUMNS and "struct<" in kind)
 
 
 def _unpadded(value: Any) -> Any:

@@ -161,7 +161,11 @@ class TextEncoder:
             position += len(segment.text)
             token = encoding.char_to_token(position)
             if token is None or encoding.token_to_chars(token)[0] != position:
-                return self._one_by_one(segments)
+                parts = [
+                    self.tokenizer.encode(each.text, add_special_tokens=False).ids
+                    for each in segments
+                ]
+                return list(chain.from_iterable(parts)), [0, *accumulate(map(len, parts))]
             edges.append(token)
         return encoding.ids, [*edges, len(encoding)]
 
@@ -185,14 +189,6 @@ class TextEncoder:
             edges.append(before)
             done = last
         return tokens, [*edges, len(tokens)]
-
-    def _one_by_one(self, segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
-        ids: list[int] = []
-        edges = [0]
-        for segment in segments:
-            ids += self.tokenizer.encode(segment.text, add_special_tokens=False).ids
-            edges.append(len(ids))
-        return ids, edges
 
 
 def edges_of(counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
