@@ -57,7 +57,6 @@ LATE_COLUMN = (
 )
 TEXTS_FILE = ".texts.json"
 """In the cache: the warnings about texts."""
-FEW_PAIRS, MOSTLY_LONGER = 20, 0.9
 FIRST_ROWS = 300
 """Training rows whose text is looked at before every run: about 10 ms."""
 STREAM_WINDOW_ROWS = 4096
@@ -284,18 +283,16 @@ def _formatter(
         late = seen.late_column(row.values) if watched else ""
         if late and late not in used:  # columns named in the manifest may appear late
             return BadRow(row.file, row.line, LATE_COLUMN.format(late, seen.rows))
-        has_answers = columns.rejected or columns.judged
-        made = answers_of(row, columns) if has_answers else example_of(row, columns)
-        if isinstance(made, BadRow | Dropped):
-            return made
-        answers = made if isinstance(made, list) else [made]
-        example = next(each for each in answers if each is not None)
+        answers = answers_of(row, columns)
+        if not isinstance(answers, list):
+            return answers
+        example = next(filter(None, answers))
         reason = checks.reason(example) if checks is not None else ""
         if reason:
             return Dropped(reason)
         try:
-            if isinstance(made, list):
-                segments = [template.segments(each) if each else [] for each in made]
+            if columns.rejected or columns.judged:
+                segments = [template.segments(each) if each else [] for each in answers]
                 return Branched(segments, mismatched=columns.judged)
             return template.segments(example, learn_prompt=learn_prompt)
         except TemplateError as error:
@@ -368,16 +365,13 @@ def source_column_remarks(
 
 
 def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str]:
-    found, alike, longer = TextWarnings(), list[str](), 0
+    found, alike = TextWarnings(), list[str]()
     for row in islice(reading.rows(), FIRST_ROWS):
         made = reading.segments_of(row) if isinstance(row, Row) else None
         if not isinstance(row, Row) or not isinstance(made, list):
             continue
-        if isinstance(made, Branched) and all(made.conversations[:2]):
-            sizes = [sum(len(each.text) for each in its) for its in made.conversations]
-            longer += sizes[0] > sizes[1]
-            if made.conversations[0] == made.conversations[1]:
-                alike.append(row.place)
+        if isinstance(made, Branched) and made.conversations[0] == made.conversations[1]:
+            alike.append(row.place)
         example = first_example(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
         found.note(example, made, row.place, overruled_system(row.values, columns))
@@ -385,9 +379,6 @@ def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str
     if alike:
         what = f"{counted(len(alike), 'row')} of the first {found.examples:,} prefer an answer to"
         lines.append(f"{name}: {what} itself, such as {alike[0]}: nothing is learnt from them")
-    if found.examples >= FEW_PAIRS and longer >= MOSTLY_LONGER * found.examples:
-        what = f"{longer:,} of the first {found.examples:,} preferred answers are the longer ones"
-        lines.append(f"{name}: {what}: the model may learn to write long answers")
     return lines
 
 

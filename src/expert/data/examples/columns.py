@@ -248,10 +248,9 @@ def detect_source_columns(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
 def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) -> str:
     """For preference pairs, set the response in `requested` to the preferred answers; for labelled
     answers, return the label column. DataError unless the manifest wants the preferred half."""
-    known = _by_lower_name(seen.names)
-    pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
+    known, pair = _by_lower_name(seen.names), _pair_in(seen)
     if pair and "response" not in requested:
-        chosen, rejected = known[pair[0]], known[pair[1]]
+        chosen, rejected = pair
         if rows not in (PREFERRED, PAIRS, JUDGED):
             raise DataError(
                 f"preference rows ({chosen!r} and {rejected!r})  (to train on both: "
@@ -287,15 +286,19 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
 
 def holds_pairs(seen: ColumnSurvey) -> bool:
     """Whether two columns hold preferred and rejected answers, by their names."""
+    return bool(_pair_in(seen))
+
+
+def _pair_in(seen: ColumnSurvey) -> tuple[str, ...]:
+    """The columns of preferred and rejected answers; () if there are none."""
     known = _by_lower_name(seen.names)
-    return any(known.keys() >= {*pair} for pair in _PAIRS)
+    names = next((pair for pair in _PAIRS if known.keys() >= {*pair}), ())
+    return tuple(known[name] for name in names)
 
 
 def _rejected(seen: ColumnSurvey, requested: Mapping[str, str], found: Columns) -> str:
     """The column of the rejected answers."""
-    known = _by_lower_name(seen.names)
-    pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), ("", ""))
-    column = requested.get("rejected") or known.get(pair[1], "")
+    column = requested.get("rejected") or "".join(_pair_in(seen)[1:])
     if not column or found.kind == "text":
         pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
         raise DataError(

@@ -86,9 +86,8 @@ class Recipe:
     def difference(self, other: dict[str, Any]) -> str:
         """What differs from another recipe, in words."""
         special = {"template": "the prompt template", "learn_prompt": "train_on_prompt"}
-        special["max_samples"] = "max_samples"
         changed = [
-            special.get(name, f"the {name}")
+            special.get(name, name if name == "max_samples" else f"the {name}")
             for name, value in asdict(self).items()
             if value != other.get(name)
         ]
