@@ -30,7 +30,7 @@ from expert.data.pack.overlong_rows import left_out_warning
 from expert.data.pipeline import DataPipeline, RowReader, Tell, reader_for, source_column_remarks
 from expert.data.read.folders import unread_files
 from expert.data.read.sources import Source
-from expert.data.records import BadRow, Example, Row, RowOutcome, Segment
+from expert.data.records import BadRow, Example, Row, RowOutcome
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.tokenise import in_portions, tokenise_rows
 from expert.planning.survey import local_path
@@ -136,13 +136,12 @@ class _Checker:
         """Read the rows of a source, and encode so many at a time."""
         reading, is_cut = reader_for(self.line, source), self.line.plan.data.overlong == "cut"
         self._note(split.name, source, reading)
-        segments_of, documents, tokens = reading.formatter(), list[list[Segment]](), 0
+        segments_of, outcomes, tokens = reading.formatter(), list[RowOutcome](), 0
 
         def looked_at(row: Row) -> RowOutcome:
             outcome = segments_of(row)
-            self.picker.look_at(split.name, row, outcome)
+            outcomes.append(outcome)
             if isinstance(outcome, list):
-                documents.append(outcome)
                 example = self._example(row, source, reading.columns)
                 if example is not None:
                     more = overruled_system(row.values, reading.columns) if reading.columns else []
@@ -150,10 +149,7 @@ class _Checker:
             return outcome
 
         for portion in in_portions(reading.rows(), _BATCH_EXAMPLES, _BATCH_CHARACTERS):
-            documents.clear()
-            for row in portion:
-                if isinstance(row, BadRow):
-                    self.picker.look_at(split.name, row, row)
+            outcomes.clear()
             made = tokenise_rows(portion, looked_at, self.line.encoder)
             split.rows += made.rows
             split.bad_rows += len(made.bad)
@@ -161,9 +157,11 @@ class _Checker:
             split.first_bad_rows += map(str, made.bad[:left])
             split.dropped = dict(made.dropped + Counter(split.dropped))
             rows = [row for row in (portion[n] for n in made.numbers) if isinstance(row, Row)]
-            if split.name == "train":
-                for offered in zip(rows, documents, made.batch.lengths.tolist(), strict=True):
-                    self.picker.add(*offered)
+            left, lengths = iter(outcomes), iter(made.batch.lengths.tolist())
+            for row in portion:
+                outcome = row if isinstance(row, BadRow) else next(left)
+                length = next(lengths) if isinstance(outcome, list) else 0
+                self.picker.add(split.name, row, outcome, length)
             tokens += len(made.batch.ids)
             self.tell(split.name, split.rows, tokens)
             yield table_of(rows, made.batch, files, self.room if is_cut else None)

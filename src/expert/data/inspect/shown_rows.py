@@ -23,7 +23,7 @@ from expert.core.text import counted
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import packed, rows_to_pack
 from expert.data.pipeline import DataPipeline
-from expert.data.records import BadRow, Dropped, Row, RowOutcome, Segment, place_of
+from expert.data.records import BadRow, Dropped, Row, RowOutcome, place_of
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
 from expert.planning.choose.sequences import Packing
@@ -103,7 +103,7 @@ class _Candidate(NamedTuple):
     made: RowOutcome
     number: int
     """The document number within its split; -1 if it is not a document."""
-    tokens: int = 0
+    tokens: int
 
 
 class RowPicker:
@@ -111,7 +111,7 @@ class RowPicker:
 
     def __init__(self, asked: RowsToShow) -> None:
         self.asked = asked
-        self._seen = self._good = 0
+        self._good = 0
         self._first: _Candidate | None = None
         self._longest: _Candidate | None = None
         self._drawn: list[_Candidate] = []
@@ -119,29 +119,25 @@ class RowPicker:
         self._named = [_line_named(text) for text in asked.lines]
         self._found: dict[int, list[tuple[str, _Candidate]]] = {}
 
-    def add(self, row: Row, segments: list[Segment], tokens: int) -> None:
-        """Offer the next good training row with its segments and token count."""
-        candidate = _Candidate(row, segments, self._seen, tokens)
-        self._seen += 1
-        self._first = self._first or candidate
-        if self._longest is None or tokens > self._longest.tokens:
-            self._longest = candidate
-        # Reservoir sampling: each row is equally likely to be kept.
-        if len(self._drawn) < self.asked.count:
-            self._drawn.append(candidate)
-        elif (place := self._random.randrange(self._seen)) < len(self._drawn):
-            self._drawn[place] = candidate
-
-    def look_at(self, split: str, row: Row | BadRow, made: RowOutcome) -> None:
-        """Offer any row of any split, to find those requested by line."""
+    def add(self, split: str, row: Row | BadRow, made: RowOutcome, tokens: int) -> None:
+        """Offer the next row of a split, what became of it, and its tokens."""
         good = split == "train" and isinstance(made, list)
-        self._good += good
+        candidate = _Candidate(row, made, self._good if good else -1, tokens)
+        if good:
+            self._good += 1
+            self._first = self._first or candidate
+            if self._longest is None or tokens > self._longest.tokens:
+                self._longest = candidate
+            # Reservoir sampling: each row is equally likely to be kept.
+            if len(self._drawn) < self.asked.count:
+                self._drawn.append(candidate)
+            elif (place := self._random.randrange(self._good)) < len(self._drawn):
+                self._drawn[place] = candidate
         for number, (file, line) in enumerate(self._named):
             # The path of the file, or the end of it.
             end = PurePath(file.replace("\\", "/")).parts
             same = row.file == file or PurePath(row.file).parts[-len(end) :] == end
             if abs(row.line) == line and (same if file else split == "train"):
-                candidate = _Candidate(row, made, self._good - 1 if good else -1)
                 self._found.setdefault(number, []).append((split, candidate))
 
     def shown(self, line: DataPipeline, held_out: Sequence[int] = ()) -> list[ShownRow]:
