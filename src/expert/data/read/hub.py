@@ -20,7 +20,7 @@ def read_hub(
     name: str, *, split: str, config: str | None, streaming: bool
 ) -> Iterator[Row | BadRow]:
     """The rows of `name`, downloaded into the hub's cache or streamed."""
-    dataset = _load(name, split=split, config=config, streaming=streaming)
+    dataset = _opened(name, config, split, streaming)
     from expert.data.read.arrow_rows import rows_of_batches
 
     tables = dataset.with_format("arrow").iter(batch_size=1000)
@@ -35,27 +35,22 @@ def hub_fingerprint(name: str, *, split: str, config: str | None, streaming: boo
     """Changes when the rows do. Of a stream only the name is hashed, not the rows."""
     if streaming:
         return hashlib.sha256(json.dumps([name, split, config]).encode()).hexdigest()
-    fingerprint: str = _load(name, split=split, config=config, streaming=False)._fingerprint
+    fingerprint: str = _opened(name, config, split, False)._fingerprint
     return hashlib.sha256(fingerprint.encode()).hexdigest()
-
-
-def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
-    try:
-        importlib.import_module("datasets")
-    except ImportError as error:
-        what = "reading from the hub needs the package 'datasets'"
-        raise data_error(name, what, pip_install("hub")) from error
-    if streaming and "[" in split:
-        what = "streamed rows cannot be sliced"
-        raise data_error(f"{name}::{split}", what, "set max_samples, or streaming: false")
-    return _opened(name, config, split, streaming)
 
 
 @cache
 def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
     """Open a data set. Cached, because a command opens it several times (to plan, hash and read):
     the hub is asked once, and all see the same rows."""
-    datasets = importlib.import_module("datasets")
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        what = "reading from the hub needs the package 'datasets'"
+        raise data_error(name, what, pip_install("hub")) from error
+    if streaming and "[" in split:
+        what = "streamed rows cannot be sliced"
+        raise data_error(f"{name}::{split}", what, "set max_samples, or streaming: false")
     if not _answers():  # the client would try six times, for 25 s, before it uses its cache
         constants: Any = importlib.import_module("huggingface_hub.constants")
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
