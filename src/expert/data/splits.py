@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -64,20 +65,11 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     given = {name: split_from_files(pipeline, name) for name in named}
     if tokens is None or None in given.values():
         return None
-    share = pipeline.spec.validation_split if "validation" not in given else 0.0
     keys = None
-    if share or given:  # some rows must not be on two sides
+    if pipeline.spec.validation_split or given:  # some rows must not be on two sides
         keys = RowKeys.of(DocumentStore(*(prepared.folder for prepared in tokens)))
-    chosen, held_out = draw_documents(
-        [prepared.statistics.documents for prepared in tokens],
-        pipeline.weights,
-        held_out_share=share,
-        seed=pipeline.plan.optim.seed,
-        keys=keys,
-    )
-    repeats = held_out_warning(keys, chosen, held_out) if keys is not None else ""
-    if reader_for(pipeline, pipeline.sources_of("train")[0]).end_held_out:
-        chosen, held_out = np.array([0]), np.array([1])
+    counts = [prepared.statistics.documents for prepared in tokens]
+    chosen, held_out, repeats = drawn_rows(pipeline, counts, keys)
     train = pack_split(pipeline, "train", tokens, chosen)
     validation, test = given.get("validation"), given.get("test")
     if train is not None and len(held_out):
@@ -104,6 +96,25 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
         columns=columns_read(pipeline),
         notes=tuple(pipeline.chosen.notes()),
     )
+
+
+def drawn_rows(
+    pipeline: DataPipeline, counts: Sequence[int], keys: RowKeys | None
+) -> tuple[Documents, Documents, str]:
+    """The documents that are trained on, those held out of the same files, and a warning if rows of
+    both repeat each other; `counts`: the documents of each source of training rows."""
+    has_own = bool(pipeline.sources_of("validation"))
+    chosen, held_out = draw_documents(
+        counts,
+        pipeline.weights,
+        held_out_share=0.0 if has_own else pipeline.spec.validation_split,
+        seed=pipeline.plan.optim.seed,
+        keys=keys,
+    )
+    repeats = held_out_warning(keys, chosen, held_out) if keys is not None else ""
+    if reader_for(pipeline, pipeline.sources_of("train")[0]).end_held_out:
+        chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
+    return chosen, held_out, repeats
 
 
 def _shared_rows(

@@ -25,12 +25,12 @@ from expert.data.inspect.audit import (
     table_of,
 )
 from expert.data.inspect.shown_rows import RowPicker, RowsToShow, ShownRow
-from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import left_out_warning
 from expert.data.pipeline import DataPipeline, RowReader, Tell, reader_for, source_column_remarks
 from expert.data.read.folders import unread_files
 from expert.data.read.sources import Source
 from expert.data.records import BadRow, Example, Row, RowOutcome
+from expert.data.splits import drawn_rows
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.tokenise import in_portions, tokenise_rows
 from expert.planning.survey import local_path
@@ -81,15 +81,7 @@ def check_rows(line: DataPipeline, name: str, show: RowsToShow, tell: Tell) -> D
     split, every, counts = checker.read("train")
     keys = every.keys if len(every) else None
     others = [name for name in ("validation", "test") if line.sources_of(name)]
-    chosen, held_out = draw_documents(
-        counts,
-        line.weights,
-        held_out_share=0.0 if "validation" in others else spec.validation_split,
-        seed=line.plan.optim.seed,
-        keys=keys,
-    )
-    if reader_for(line, line.sources_of("train")[0]).end_held_out:
-        chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
+    chosen, held_out, repeats = drawn_rows(line, counts, keys)
     # A weight above 1 repeats rows, which is not a duplicate in the data.
     train = every.take(np.unique(chosen))
     checker.sum_up(split, train)
@@ -99,8 +91,7 @@ def check_rows(line: DataPipeline, name: str, show: RowsToShow, tell: Tell) -> D
             "would go unnoticed  (add rows, or set training.dataset.test_path)"
         )
     if len(held_out):
-        doubt = held_out_warning(keys, chosen, held_out) if keys is not None else ""
-        report.doubts += [doubt] if doubt else []
+        report.doubts += [repeats] if repeats else []
         checker.sum_up(SplitReport("validation", split_off=True), every.take(held_out), train)
     for name in others:
         split, examples, _ = checker.read(name)

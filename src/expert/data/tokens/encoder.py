@@ -342,9 +342,8 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     more = _read_json(folder / "special_tokens_map.json")
     template = config.get("chat_template")
     if isinstance(template, list):  # several named templates: the default one
-        entries = [entry for entry in template if isinstance(entry, dict)]
-        named = {str(entry.get("name")): entry.get("template") for entry in entries}
-        template = named.get("default")
+        named = (each for each in template if isinstance(each, dict))
+        template = next((e.get("template") for e in named if e.get("name") == "default"), None)
     file = folder / "chat_template.jinja"
     if file.is_file():
         template = read_text(file)
