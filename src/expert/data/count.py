@@ -178,7 +178,13 @@ def _read_source(source: Source, line: DataPipeline | None) -> Counts | None:
         read += 1
         if isinstance(row, Row):
             rows += 1
-            size += _bytes_of(row)
+            # The size as JSON; of a row of tokens, that of the text they stand for.
+            ids, mask = row.values.get(IDS), row.values.get(MASK)
+            if isinstance(ids, list):
+                kept_ids = mask.count(1) if isinstance(mask, list) else len(ids)
+                size += FILE_BYTES_PER_TOKEN * kept_ids
+            else:
+                size += len(json.dumps(dict(row.values), ensure_ascii=False, default=str))
             # Reservoir sampling: each row is equally likely to be kept.
             place = rows - 1 if rows <= SAMPLED_ROWS else chance.randrange(rows)
             if place < SAMPLED_ROWS:
@@ -222,14 +228,6 @@ def _rows_of_files(source: Source, rows_per_byte: float) -> tuple[float, str] | 
         return None
     whole = sum(path.stat().st_size for path in source.files)
     return whole * rows_per_byte, f"estimated from the first {MAX_COUNTED_ROWS:,} rows"
-
-
-def _bytes_of(row: Row) -> float:
-    """The size of a row as JSON; of a row of tokens, that of the text they stand for."""
-    ids, mask = row.values.get(IDS), row.values.get(MASK)
-    if not isinstance(ids, list):
-        return len(json.dumps(dict(row.values), ensure_ascii=False, default=str))
-    return FILE_BYTES_PER_TOKEN * (mask.count(1) if isinstance(mask, list) else len(ids))
 
 
 def _tokenised(
