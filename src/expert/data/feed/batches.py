@@ -102,7 +102,7 @@ class BatchArrays:
         soft_mask = np.empty(shape.places, np.bool_)
         names = ("tokens", "labels", "positions", "target_places")
         flat = {name: np.empty(shape.places, np.int32) for name in names}
-        return cls(shape, boundaries=boundaries, soft_mask=soft_mask, **flat)
+        return cls(shape, boundaries=boundaries, soft_mask=soft_mask, branches=None, **flat)
 
     def shaped(self, rows: int, length: int) -> BatchArrays:
         """The beginning of the same memory with this number of rows and length."""

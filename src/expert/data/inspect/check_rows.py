@@ -148,9 +148,9 @@ class _Checker:
             split.first_bad_rows += map(str, made.bad[:left])
             split.dropped = dict(made.dropped + Counter(split.dropped))
             rows = [row for row in (portion[n] for n in made.numbers) if isinstance(row, Row)]
-            left, lengths = iter(outcomes), iter(made.batch.lengths.tolist())
+            coming, lengths = iter(outcomes), iter(made.batch.lengths.tolist())
             for row in portion:
-                outcome = row if isinstance(row, BadRow) else next(left)
+                outcome = row if isinstance(row, BadRow) else next(coming)
                 length = next(lengths) if isinstance(outcome, list) else 0
                 self.picker.add(split.name, row, outcome, length)
             tokens += len(made.batch.ids)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import PurePath
@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
-from expert.core.text import counted
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import packed, rows_to_pack
 from expert.data.pipeline import DataPipeline
@@ -92,7 +91,6 @@ class ShownRow:
     pieces: int = 1
     left_out: str = ""
     """Why the model never sees the row; "" if it does."""
-    notes: tuple[str, ...] = ()
     special_tokens: dict[str, int] = field(default_factory=dict)
     """How often each special token occurs, in order of appearance."""
     segments: tuple[ShownSegment, ...] = ()
@@ -219,7 +217,6 @@ def show_row(
         lost_because=because_lost if lost.any() else "",
         pieces=len(pieces),
         left_out=_left_out(line, index, len(ids), bool(answer.any())),
-        notes=tuple(_notes(line, index, split)),
         special_tokens=dict(Counter(special[id] for id in ids.tolist() if id in special)),
         segments=_shown_segments(ids, trained, piece, line.encoder, most_tokens),
     )
@@ -244,16 +241,6 @@ def _left_out(line: DataPipeline, index: PackIndex, tokens: int, has_answer: boo
     if index.overlong.dropped:
         return f"{tokens:,} tokens, longer than {limit}, and overlong: drop leaves it out"
     return f"the answer starts after {limit}" if has_answer else "no token of it is trained on"
-
-
-def _notes(line: DataPipeline, index: PackIndex, split: str) -> Iterator[str]:
-    soft, length = line.plan.soft_tokens, line.plan.data.max_seq_length
-    if soft:
-        yield f"{counted(soft, 'token')} of soft prompts come before it"
-    if not line.is_text and split == "train" and index.bins > 1:
-        yield f"cut into blocks of {length} characters, in each epoch elsewhere"
-    if line.is_text and line.plan.data.packing == "concat":
-        yield f"packing: concat may cut it anywhere: sequences of {length} tokens hold rows on end"
 
 
 def _shown_segments(
