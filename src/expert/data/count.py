@@ -139,7 +139,10 @@ def counts_of(line: DataPipeline, train: PreparedSplit) -> Counts:
 
 def _survey(line: DataPipeline, tokens: Sequence[Prepared]) -> Survey:
     """Prepared rows and tokens, including those that will be held out."""
-    pairs = [(each.statistics, weight) for each, weight in zip(tokens, line.weights, strict=True)]
+    pairs = [
+        (each.statistics, weight)
+        for each, weight in zip(tokens, line.chosen.sources.weights, strict=True)
+    ]
     rows = sum(int(each.documents * weight) for each, weight in pairs)
     return Survey(
         rows if line.is_text else None,  # one text of characters is cut into rows later
@@ -160,8 +163,7 @@ def _estimated(sources: Sources, line: DataPipeline | None) -> Counts | None:
     known = [(part.survey, part.remarks) for part in parts if part and part.survey]
     if len(known) < len(parts):
         return None
-    weights = [task.weight for task in sources.tasks] or [1.0]
-    weighted = list(zip([survey for survey, _ in known], weights, strict=True))
+    weighted = list(zip([survey for survey, _ in known], sources.weights, strict=True))
     whole = replace(
         known[0][0],
         rows=sum(int((survey.rows or 0) * weight) for survey, weight in weighted),

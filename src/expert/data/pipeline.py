@@ -137,13 +137,7 @@ class DataPipeline:
 
     def sources_of(self, split: str) -> list[Source]:
         """The sources of a split: one per task, or just one."""
-        sources = self.chosen.sources
-        of_split = [getattr(task, split) for task in sources.tasks] or [getattr(sources, split)]
-        return [source for source in of_split if source is not None]
-
-    @property
-    def weights(self) -> list[float]:
-        return [task.weight for task in self.chosen.sources.tasks] or [1.0]
+        return self.chosen.sources.of(split)
 
 
 def open_pipeline(

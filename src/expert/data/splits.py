@@ -106,7 +106,7 @@ def drawn_rows(
     has_own = bool(pipeline.sources_of("validation"))
     chosen, held_out = draw_documents(
         counts,
-        pipeline.weights,
+        pipeline.chosen.sources.weights,
         held_out_share=0.0 if has_own else pipeline.spec.validation_split,
         seed=pipeline.plan.optim.seed,
         keys=keys,
