@@ -83,9 +83,9 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
         doubts.append(Remark.warning("training.dataset.validation_split", repeats))
     doubts += row_remarks(pipeline)
     for name, split in given.items():
-        shared = _shared_rows(pipeline, split, tokens, keys, chosen) if split and keys else ""
-        if shared:
-            doubts.append(Remark.warning(f"training.dataset.{name}_path", shared))
+        if split is not None and keys is not None:
+            shared = _shared_rows(pipeline, split, tokens, keys, chosen)
+            doubts += [Remark.warning(f"training.dataset.{name}_path", shared)] if shared else []
     return PreparedData(
         train=train,
         validation=validation,
@@ -113,7 +113,7 @@ def drawn_rows(
     )
     repeats = held_out_warning(keys, chosen, held_out) if keys is not None else ""
     if reader_for(pipeline, pipeline.sources_of("train")[0]).end_held_out:
-        chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
+        chosen, held_out = np.array([0]), np.array([1])  # as in the names of stored indexes
     return chosen, held_out, repeats
 
 
