@@ -10,14 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.tokens.documents import (
-    DocumentStore,
-    FlatDocuments,
-    dataset_files,
-    write_shard,
-)
+from expert.data.tokens.documents import DocumentStore, FlatDocuments, dataset_files, write_shard
 from expert.data.tokens.encoder import EncodedBatch
-from expert.data.tokens.statistics import DocumentStatistics
 from tests.data.shards import shard_of
 
 
@@ -98,12 +92,3 @@ def test_a_range_has_targets_if_a_trained_token_is_not_its_first(some, data):
     columns = [np.array(column, np.int64) for column in (asked, starts, stops)]
     assert store.have_targets(*columns).tolist() == plain
     assert store.without_spans(columns[0]).tolist() == [not documents[one][1] for one in asked]
-
-
-# --- statistics ----------------------------------------------------------------------------------
-
-
-def shard(*ids: int) -> DocumentStatistics:
-    spans = [[0, len(ids)]] if ids else []
-    batch = encoded([list(ids)] if ids else [], spans)
-    return DocumentStatistics.of(batch, rows_in=1, dropped={})

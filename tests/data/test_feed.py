@@ -20,14 +20,7 @@ from expert.data.feed.batches import (
     BatchShape,
     fill_batch,
 )
-from expert.data.feed.feed import (
-    FLAT_TO,
-    Batch,
-    PackedFeed,
-    StepWork,
-    few_widths,
-    widths_of,
-)
+from expert.data.feed.feed import FLAT_TO, Batch, PackedFeed, StepWork, few_widths, widths_of
 from expert.data.feed.order import DataOrder, micro_batches, rank_batches
 from expert.data.pack.pack import pack_best_fit
 from expert.data.pack.pack_index import PackIndex

@@ -15,13 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ExpertError
-from expert.data.pack.pack import (
-    pack_best_fit,
-    pack_blocks,
-    pack_concat,
-    pack_none,
-    shifted_blocks,
-)
+from expert.data.pack.pack import pack_best_fit, pack_blocks, pack_concat, pack_none, shifted_blocks
 from expert.data.pack.pack_index import PackIndex
 from tests.each import each
 

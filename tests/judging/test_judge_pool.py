@@ -12,12 +12,7 @@ from expert.core.install import pip_install
 from expert.judging.cases import Case
 from expert.judging.domain import JUDGES, domain_of, is_strict
 from expert.judging.judge_pool import JudgeProcess, judge_all
-from expert.judging.oracles.oracle import (
-    Judgement,
-    UnknownDomain,
-    missing_packages,
-    oracle_for,
-)
+from expert.judging.oracles.oracle import Judgement, UnknownDomain, missing_packages, oracle_for
 from tests.each import each
 from tests.judging.judged import case_of, judged
 
@@ -31,7 +26,6 @@ def test_answers_are_judged_in_their_order_by_several_processes_each_by_its_doma
     assert sorted(told) == [(done, 120) for done in range(1, 121)]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="ends a process by a signal")
 def test_judging_continues_after_a_hang_or_a_crash():
     # SQLite stops it after 2 s; the process gets less.
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT sum(x) FROM c"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -100,42 +98,6 @@ def test_the_mixture_is_the_same_every_time_and_becomes_tasks_of_a_manifest(reci
     lines = (tmp_path / "sql-chat-train.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == first.train["sql-chat"]
     assert {kind for kind, files in tasks.items() if "valid" in files} == first.validation.keys()
-
-
-def test_only_sources_that_are_worth_imitating_are_taken_from_the_standard_library(
-    recipe, tmp_path
-):
-    names = (
-        "a.py",
-        "test/b.py",
-        "pkg/tests/c.py",
-        "encodings/cp437.py",
-        "site-packages/d.py",
-        "_sysconfigdata__linux.py",
-        "pkg/e.py",
-    )
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x = 1\n", encoding="utf-8")
-    (tmp_path / "empty.py").touch()
-    (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
-    assert [name for name, _ in recipe.python_sources(tmp_path)] == ["a.py", "pkg/e.py"]
-
-
-def test_what_is_copied_or_looked_up_stands_in_the_text(recipe):
-    source = random.Random(1)
-    for _ in range(200):
-        lines = recipe.repeated(source)["text"].splitlines()
-        assert len(lines) in (2, 3)
-        assert len(set(lines)) == 1
-        again = recipe.asked_again(source)
-        assert again["output"] == again["input"]
-        one = recipe.asked_for_one(source)
-        asked = one["instruction"].rstrip(".?").split()
-        found = (rf"\b{word}(: |=| is ){one['output']}\b" for word in asked)
-        assert any(re.search(pair, one["input"]) for pair in found)
-        first, second = recipe.written_in_two_ways(source)["text"].strip().split("\n\n")
-        assert sorted(re.findall(r"\w+", first)) == sorted(re.findall(r"\w+", second))
 
 
 def test_experts_show_answers_but_neither_their_questions_nor_forms_of_their_tests(recipe, data):

@@ -20,7 +20,7 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.data.named_sources import NamedSources, TokenMismatch
 from expert.data.pack.overlong_rows import MAX_LENGTH, NoRowsLeft, remark_on_left_out
-from expert.data.pack.packing import count_untrainable, count_untrainable_rows
+from expert.data.pack.packing import count_untrainable
 from expert.data.pipeline import (
     FIRST_ROWS,
     STREAM_WINDOW_ROWS,
@@ -33,7 +33,7 @@ from expert.data.prepared import PreparedSplit
 from expert.data.read.sources import Source, Sources, iterate
 from expert.data.records import BadRow, Row
 from expert.data.splits import all_tokens, prepare_splits
-from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.documents import DocumentStore, FlatDocuments, shard_of
 from expert.data.tokens.prepare import Prepared
 from expert.data.tokens.token_rows import IDS, MASK
 from expert.data.tokens.tokenise import tokenise_rows
@@ -139,7 +139,10 @@ def counts_of(line: DataPipeline, train: PreparedSplit) -> Counts:
 
 def _survey(line: DataPipeline, tokens: Sequence[Prepared]) -> Survey:
     """Prepared rows and tokens, including those that will be held out."""
-    pairs = [(each.statistics, weight) for each, weight in zip(tokens, line.weights, strict=True)]
+    pairs = [
+        (each.statistics, weight)
+        for each, weight in zip(tokens, line.chosen.sources.weights, strict=True)
+    ]
     rows = sum(int(each.documents * weight) for each, weight in pairs)
     return Survey(
         rows if line.is_text else None,  # one text of characters is cut into rows later
@@ -160,8 +163,7 @@ def _estimated(sources: Sources, line: DataPipeline | None) -> Counts | None:
     known = [(part.survey, part.remarks) for part in parts if part and part.survey]
     if len(known) < len(parts):
         return None
-    weights = [task.weight for task in sources.tasks] or [1.0]
-    weighted = list(zip([survey for survey, _ in known], weights, strict=True))
+    weighted = list(zip([survey for survey, _ in known], sources.weights, strict=True))
     whole = replace(
         known[0][0],
         rows=sum(int((survey.rows or 0) * weight) for survey, weight in weighted),
@@ -178,7 +180,13 @@ def _read_source(source: Source, line: DataPipeline | None) -> Counts | None:
         read += 1
         if isinstance(row, Row):
             rows += 1
-            size += _bytes_of(row)
+            # The size as JSON; of a row of tokens, that of the text they stand for.
+            ids, mask = row.values.get(IDS), row.values.get(MASK)
+            if isinstance(ids, list):
+                kept_ids = mask.count(1) if isinstance(mask, list) else len(ids)
+                size += FILE_BYTES_PER_TOKEN * kept_ids
+            else:
+                size += len(json.dumps(dict(row.values), ensure_ascii=False, default=str))
             # Reservoir sampling: each row is equally likely to be kept.
             place = rows - 1 if rows <= SAMPLED_ROWS else chance.randrange(rows)
             if place < SAMPLED_ROWS:
@@ -224,14 +232,6 @@ def _rows_of_files(source: Source, rows_per_byte: float) -> tuple[float, str] | 
     return whole * rows_per_byte, f"estimated from the first {MAX_COUNTED_ROWS:,} rows"
 
 
-def _bytes_of(row: Row) -> float:
-    """The size of a row as JSON; of a row of tokens, that of the text they stand for."""
-    ids, mask = row.values.get(IDS), row.values.get(MASK)
-    if not isinstance(ids, list):
-        return len(json.dumps(dict(row.values), ensure_ascii=False, default=str))
-    return FILE_BYTES_PER_TOKEN * (mask.count(1) if isinstance(mask, list) else len(ids))
-
-
 def _tokenised(
     line: DataPipeline, source: Source, rows: Sequence[Row]
 ) -> tuple[list[int], list[Remark]]:
@@ -242,6 +242,6 @@ def _tokenised(
     if not count:
         return lengths.tolist(), []
     lengths[made.numbers] = made.batch.lengths
-    unlearnt = count_untrainable_rows(line.plan, made.batch)
+    unlearnt = count_untrainable(line.plan, FlatDocuments([shard_of(made.batch)]))
     tried = counted(count, "sampled row")
     return lengths.tolist(), remark_on_left_out(line.plan, unlearnt, count, of=tried)

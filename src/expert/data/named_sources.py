@@ -14,12 +14,7 @@ from expert.data.read.sources import Source, Sources, resolve_sources
 from expert.data.records import DataError, FilesNotFound
 from expert.data.tokens.encoder import Encoder, TextEncoder
 from expert.data.tokens.prepare import is_prepared
-from expert.data.tokens.token_rows import (
-    TokenCheck,
-    TokenRows,
-    check_tokens,
-    token_rows_in,
-)
+from expert.data.tokens.token_rows import TokenCheck, TokenRows, check_tokens, token_rows_in
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.decisions import Remark
@@ -44,6 +39,12 @@ class NamedSources:
     key: str = ""
     """The manifest key that names tokens; "" for text rows."""
     remarks: tuple[Remark, ...] = ()
+    tokens: Mapping[Source, TokenRows] = field(default_factory=dict)
+    """Once they are checked, the sources whose rows are tokens."""
+    checks: Mapping[Source, TokenCheck] = field(default_factory=dict)
+
+    def notes(self) -> list[str]:
+        return [note for check in self.checks.values() for note in check.notes()]
 
 
 def named_sources(
@@ -93,27 +94,13 @@ def is_token_folder(folder: Path) -> bool:
     return _tokens_in(folder, DatasetSpec()) is not None
 
 
-@dataclass(frozen=True)
-class ChosenSources:
-    """The data of a run, and what is to be reported about it."""
-
-    sources: Sources
-    tokens: Mapping[Source, TokenRows] = field(default_factory=dict)
-    """The sources whose rows are tokens."""
-    checks: Mapping[Source, TokenCheck] = field(default_factory=dict)
-    remarks: tuple[Remark, ...] = ()
-
-    def notes(self) -> list[str]:
-        return [note for check in self.checks.values() for note in check.notes()]
-
-
-def choose_sources(
+def checked_sources(
     named: NamedSources, encoder: Encoder | None, spec: DatasetSpec, cache: Path, *, keep: bool
-) -> ChosenSources:
-    """The sources, of which tokens are checked first: TokenMismatch if they do not fit the encoder.
-    `keep`: store the result of the check in the cache."""
+) -> NamedSources:
+    """The sources with their tokens checked: TokenMismatch if they do not fit the encoder. `keep`:
+    store the result of the check in the cache."""
     if not named.key:
-        return ChosenSources(named.sources, remarks=named.remarks)
+        return named
     tokens: dict[Source, TokenRows] = {}
     checks: dict[Source, TokenCheck] = {}
     mismatches: list[str] = []
@@ -141,4 +128,4 @@ def choose_sources(
     if spec.validation is not None:
         text = "training.dataset.validation: its checks need text and are not applied to tokens"
         remarks.append(Remark.warning("training.dataset.validation", text))
-    return ChosenSources(named.sources, tokens, checks, tuple(remarks))
+    return replace(named, tokens=tokens, checks=checks, remarks=tuple(remarks))

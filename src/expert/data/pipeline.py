@@ -23,7 +23,7 @@ from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.examples.formats import answers_of, example_of, first_example
 from expert.data.examples.text_warnings import TextWarnings, overruled_system
-from expert.data.named_sources import ChosenSources, NamedSources, choose_sources
+from expert.data.named_sources import NamedSources, checked_sources
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.read.streams import data_error
 from expert.data.records import BadRow, Branched, Dropped, Example, Row, RowOutcome, Segment
@@ -57,7 +57,6 @@ LATE_COLUMN = (
 )
 TEXTS_FILE = ".texts.json"
 """In the cache: the warnings about texts."""
-FEW_PAIRS, MOSTLY_LONGER = 20, 0.9
 FIRST_ROWS = 300
 """Training rows whose text is looked at before every run: about 10 ms."""
 STREAM_WINDOW_ROWS = 4096
@@ -99,7 +98,8 @@ class DataPipeline:
 
     plan: RunPlan
     spec: DatasetSpec
-    chosen: ChosenSources
+    chosen: NamedSources
+    """With the tokens in it checked."""
     encoder: Encoder
     template: Template | None
     """None for the character model."""
@@ -137,13 +137,7 @@ class DataPipeline:
 
     def sources_of(self, split: str) -> list[Source]:
         """The sources of a split: one per task, or just one."""
-        sources = self.chosen.sources
-        of_split = [getattr(task, split) for task in sources.tasks] or [getattr(sources, split)]
-        return [source for source in of_split if source is not None]
-
-    @property
-    def weights(self) -> list[float]:
-        return [task.weight for task in self.chosen.sources.tasks] or [1.0]
+        return self.chosen.sources.of(split)
 
 
 def open_pipeline(
@@ -181,7 +175,7 @@ def open_pipeline(
     return DataPipeline(
         plan=plan,
         spec=spec,
-        chosen=choose_sources(named, known, spec, cache, keep=writes),
+        chosen=checked_sources(named, known, spec, cache, keep=writes),
         encoder=encoder,
         template=template,
         cache=cache,
@@ -249,7 +243,14 @@ def _make_reader(line: DataPipeline, source: Source) -> RowReader:
             f"characters, {share:g} at the end apart",
             end_held_out=apart,
         )
-    columns, seen = _columns_in(line, source)
+    # The columns and their survey, over all rows or the first window of a stream.
+    streamed = line.spec.streaming and source is line.chosen.sources.train
+    most = STREAM_WINDOW_ROWS if streamed else line.most_rows
+    keep = line.writes and not streamed
+    seen = cached_survey(source, line.cache, most, keep=keep, waits=line.waits)
+    if not seen.rows:
+        first_row(source)  # raises with the reason
+    columns = detect_source_columns(seen, line.spec)
     apart = _is_one_text(line, source, columns)
     end = f", {line.spec.validation_split:g} at the end apart" if apart else ""
     return RowReader(
@@ -264,17 +265,6 @@ def _make_reader(line: DataPipeline, source: Source) -> RowReader:
     )
 
 
-def _columns_in(line: DataPipeline, source: Source) -> tuple[Columns, ColumnSurvey]:
-    """The columns of a source and their survey, over all rows or the first window of a stream."""
-    streamed = line.spec.streaming and source is line.chosen.sources.train
-    most = STREAM_WINDOW_ROWS if streamed else line.most_rows
-    keep = line.writes and not streamed
-    seen = cached_survey(source, line.cache, most, keep=keep, waits=line.waits)
-    if not seen.rows:
-        first_row(source)  # raises with the reason
-    return detect_source_columns(seen, line.spec), seen
-
-
 def _formatter(
     line: DataPipeline, columns: Columns, seen: ColumnSurvey, checks: RowFilter | None
 ) -> Callable[[Row], RowOutcome]:
@@ -287,18 +277,16 @@ def _formatter(
         late = seen.late_column(row.values) if watched else ""
         if late and late not in used:  # columns named in the manifest may appear late
             return BadRow(row.file, row.line, LATE_COLUMN.format(late, seen.rows))
-        has_answers = columns.rejected or columns.judged
-        made = answers_of(row, columns) if has_answers else example_of(row, columns)
-        if isinstance(made, BadRow | Dropped):
-            return made
-        answers = made if isinstance(made, list) else [made]
-        example = next(each for each in answers if each is not None)
+        answers = answers_of(row, columns)
+        if not isinstance(answers, list):
+            return answers
+        example = next(filter(None, answers))
         reason = checks.reason(example) if checks is not None else ""
         if reason:
             return Dropped(reason)
         try:
-            if isinstance(made, list):
-                segments = [template.segments(each) if each else [] for each in made]
+            if columns.rejected or columns.judged:
+                segments = [template.segments(each) if each else [] for each in answers]
                 return Branched(segments, mismatched=columns.judged)
             return template.segments(example, learn_prompt=learn_prompt)
         except TemplateError as error:
@@ -371,16 +359,13 @@ def source_column_remarks(
 
 
 def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str]:
-    found, alike, longer = TextWarnings(), list[str](), 0
+    found, alike = TextWarnings(), list[str]()
     for row in islice(reading.rows(), FIRST_ROWS):
         made = reading.segments_of(row) if isinstance(row, Row) else None
         if not isinstance(row, Row) or not isinstance(made, list):
             continue
-        if isinstance(made, Branched) and all(made.conversations[:2]):
-            sizes = [sum(len(each.text) for each in its) for its in made.conversations]
-            longer += sizes[0] > sizes[1]
-            if made.conversations[0] == made.conversations[1]:
-                alike.append(row.place)
+        if isinstance(made, Branched) and made.conversations[0] == made.conversations[1]:
+            alike.append(row.place)
         example = first_example(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
         found.note(example, made, row.place, overruled_system(row.values, columns))
@@ -388,9 +373,6 @@ def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str
     if alike:
         what = f"{counted(len(alike), 'row')} of the first {found.examples:,} prefer an answer to"
         lines.append(f"{name}: {what} itself, such as {alike[0]}: nothing is learnt from them")
-    if found.examples >= FEW_PAIRS and longer >= MOSTLY_LONGER * found.examples:
-        what = f"{longer:,} of the first {found.examples:,} preferred answers are the longer ones"
-        lines.append(f"{name}: {what}: the model may learn to write long answers")
     return lines
 
 
@@ -450,31 +432,18 @@ def tokens_of(line: DataPipeline, source: Source, split: str) -> Prepared | None
 
 def recipe_of(line: DataPipeline, source: Source) -> tuple[Recipe, Path]:
     """What determines the tokens of a source, and their folder, whether it exists or not."""
-    recipe = _recipe(line, source)
-    return recipe, line.cache / tokens_folder(recipe.key())
-
-
-def _recipe(line: DataPipeline, source: Source) -> Recipe:
-    tokens = line.chosen.tokens.get(source)
     # Before the hash: reading rows reports a file that cannot be used without reading all of it.
-    reading = reader_for(line, source) if tokens is None else None
-    data = cached_content_hash(source, line.cache, keep=line.writes, waits=line.waits)
-    if reading is None:  # made elsewhere: they depend on neither template nor text columns
-        return Recipe(
-            data=data,
-            tokenizer=line.encoder.fingerprint,
-            template="tokens made elsewhere",
-            columns=str(tokens),
-            learn_prompt=False,
-            max_samples=source.max_samples,
-        )
-    checks = line.spec.validation
-    return Recipe(
-        data=data,
+    reading = reader_for(line, source)
+    elsewhere, checks = source in line.chosen.tokens, line.spec.validation
+    template = line.template.fingerprint if line.template else "characters"
+    recipe = Recipe(
+        data=cached_content_hash(source, line.cache, keep=line.writes, waits=line.waits),
         tokenizer=line.encoder.fingerprint,
-        template=line.template.fingerprint if line.template else "characters",
+        # Tokens made elsewhere depend on neither template nor checks.
+        template="tokens made elsewhere" if elsewhere else template,
         columns=reading.cache_key_text,
-        learn_prompt=line.plan.data.train_on_prompt,
-        checks=checks.model_dump_json() if checks else "",
+        learn_prompt=line.plan.data.train_on_prompt and not elsewhere,
+        checks=checks.model_dump_json() if checks and not elsewhere else "",
         max_samples=source.max_samples,
     )
+    return recipe, line.cache / tokens_folder(recipe.key())

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from expert.data.inspect.shared_rows import SharedRows
     from expert.data.pack.pack_index import PackIndex
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.encoder import Encoder
@@ -69,8 +68,6 @@ class PreparedData:
     template: str
     doubts: tuple[Remark, ...] = ()
     """Warnings about the rows of any split."""
-    shared: tuple[SharedRows, ...] = ()
-    """Rows of validation and test files that are also trained on; `doubts` includes them."""
     columns: tuple[str, ...] = ()
     """For each source of training rows: which columns are used and which are not."""
     notes: tuple[str, ...] = ()

@@ -146,7 +146,10 @@ def _from_pool(
         try:
             pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(begin,))
             for item in items:
-                waiting.append(_submitted(pool, item))
+                try:
+                    waiting.append(pool.submit(_do, item))
+                except OSError as error:  # the first item starts the processes
+                    raise CannotStartWorkers(error.strerror or str(error)) from None
                 children = children or set(multiprocessing.active_children()) - before
                 if len(waiting) > workers * ahead:
                     yield next_result()
@@ -166,13 +169,6 @@ def _from_pool(
                 what = f"the worker processes hang: nothing came for {span(seconds)}"
                 raise WorkersFailed(what) from error
             raise
-
-
-def _submitted(pool: ProcessPoolExecutor, item: Any) -> Future[Any]:
-    try:
-        return pool.submit(_do, item)
-    except OSError as error:  # the first item starts the processes
-        raise CannotStartWorkers(error.strerror or str(error)) from None
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,21 +14,15 @@ from expert.core.errors import ExpertError
 from expert.core.hashed import file_integrity, set_damaged_aside
 from expert.core.resources import reporting_disk_full
 from expert.core.rundir import waiting_lock
+from expert.core.text import counted
 from expert.data.feed.order import DataOrder
-from expert.data.inspect.shared_rows import find_shared
 from expert.data.named_sources import CACHE_KEY
 from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import remarks_on_length, require_rows
 from expert.data.pack.pack import bins_per_step
 from expert.data.pack.pack_index import PackIndex, index_name
 from expert.data.pack.packing import packed, packing_for, rows_to_pack
-from expert.data.pipeline import (
-    DataPipeline,
-    columns_read,
-    reader_for,
-    row_remarks,
-    tokens_of,
-)
+from expert.data.pipeline import DataPipeline, columns_read, reader_for, row_remarks, tokens_of
 from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
 from expert.data.tokens.documents import DocumentStore, FlatDocuments
@@ -70,20 +65,11 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     given = {name: split_from_files(pipeline, name) for name in named}
     if tokens is None or None in given.values():
         return None
-    share = pipeline.spec.validation_split if "validation" not in given else 0.0
     keys = None
-    if share or given:  # some rows must not be on two sides
+    if pipeline.spec.validation_split or given:  # some rows must not be on two sides
         keys = RowKeys.of(DocumentStore(*(prepared.folder for prepared in tokens)))
-    chosen, held_out = draw_documents(
-        [prepared.statistics.documents for prepared in tokens],
-        pipeline.weights,
-        held_out_share=share,
-        seed=pipeline.plan.optim.seed,
-        keys=keys,
-    )
-    repeats = held_out_warning(keys, chosen, held_out) if keys is not None else ""
-    if reader_for(pipeline, pipeline.sources_of("train")[0]).end_held_out:
-        chosen, held_out = np.array([0]), np.array([1])
+    counts = [prepared.statistics.documents for prepared in tokens]
+    chosen, held_out, repeats = drawn_rows(pipeline, counts, keys)
     train = pack_split(pipeline, "train", tokens, chosen)
     validation, test = given.get("validation"), given.get("test")
     if train is not None and len(held_out):
@@ -91,39 +77,77 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     if train is None or (len(held_out) and validation is None):
         return None
 
-    def by_name(split: str, folders: tuple[Prepared, ...]) -> list[tuple[str, Prepared]]:
-        names = [source.name for source in pipeline.sources_of(split)]
-        return list(zip(names, folders, strict=True))
-
-    trained = by_name("train", tokens)
-    shared = [
-        find_shared(name, by_name(name, split.folders), trained, keys, chosen)
-        for name, split in given.items()
-        if split is not None and keys is not None
-    ]
+    doubts = [*pipeline.chosen.remarks]
+    doubts += [Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(pipeline.damaged)]
+    if repeats:
+        doubts.append(Remark.warning("training.dataset.validation_split", repeats))
+    doubts += row_remarks(pipeline)
+    for name, split in given.items():
+        if split is not None and keys is not None:
+            shared = _shared_rows(pipeline, split, tokens, keys, chosen)
+            doubts += [Remark.warning(f"training.dataset.{name}_path", shared)] if shared else []
     return PreparedData(
         train=train,
         validation=validation,
         test=test,
         encoder=pipeline.encoder,
         template=pipeline.template.name if pipeline.template else "characters",
-        doubts=(
-            *pipeline.chosen.remarks,
-            *(Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(pipeline.damaged)),
-            *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
-            *row_remarks(pipeline),
-            *(
-                Remark.warning(
-                    f"training.dataset.{each.split}_path", each.as_text(pipeline.list_command)
-                )
-                for each in shared
-                if each
-            ),
-            *remarks_on_length(pipeline.plan, train, validation, test),
-        ),
-        shared=tuple(each for each in shared if each is not None),
+        doubts=(*doubts, *remarks_on_length(pipeline.plan, train, validation, test)),
         columns=columns_read(pipeline),
         notes=tuple(pipeline.chosen.notes()),
+    )
+
+
+def drawn_rows(
+    pipeline: DataPipeline, counts: Sequence[int], keys: RowKeys | None
+) -> tuple[Documents, Documents, str]:
+    """The documents that are trained on, those held out of the same files, and a warning if rows of
+    both repeat each other; `counts`: the documents of each source of training rows."""
+    has_own = bool(pipeline.sources_of("validation"))
+    chosen, held_out = draw_documents(
+        counts,
+        pipeline.chosen.sources.weights,
+        held_out_share=0.0 if has_own else pipeline.spec.validation_split,
+        seed=pipeline.plan.optim.seed,
+        keys=keys,
+    )
+    repeats = held_out_warning(keys, chosen, held_out) if keys is not None else ""
+    if reader_for(pipeline, pipeline.sources_of("train")[0]).end_held_out:
+        chosen, held_out = np.array([0]), np.array([1])  # as in the names of stored indexes
+    return chosen, held_out, repeats
+
+
+def _shared_rows(
+    pipeline: DataPipeline,
+    split: PreparedSplit,
+    train: tuple[Prepared, ...],
+    train_keys: RowKeys,
+    trained: Documents,
+) -> str:
+    """A warning about the rows of a file for validation or test whose prompt and answer are also
+    trained on, which measures memorisation; "" if there are none. Rows that were split off from the
+    training rows never are."""
+    keys, known = RowKeys.of(split.open()).whole, train_keys.whole[trained]
+    shared = np.flatnonzero(np.isin(keys, known))
+    if not len(shared):
+        return ""
+
+    def place(document: int, name: str, folders: tuple[Prepared, ...]) -> str:
+        """The row number, from 1, and source of a document."""
+        for source, prepared in zip(pipeline.sources_of(name), folders, strict=True):
+            if document < prepared.statistics.documents:
+                return f"row {DocumentStore(prepared.folder).row(document) + 1:,} of {source.name}"
+            document -= prepared.statistics.documents
+        raise IndexError(document)
+
+    first = int(shared[0])
+    twin = int(trained[np.argmax(known == keys[first])])
+    verb = "is" if len(shared) == 1 else "are"
+    return (
+        f"{split.name}: {len(shared):,} of {counted(len(keys), 'row')} {verb} in the training rows "
+        f"as well ({place(first, split.name, split.folders)} is {place(twin, 'train', train)}): "
+        f"the {split.name} loss is lower than on unseen rows  (remove them from one of the two; "
+        f"{pipeline.list_command})"
     )
 
 

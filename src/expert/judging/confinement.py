@@ -1,9 +1,9 @@
 """The sandbox of a judging process: no files, network or programs, set up before it reads a row.
 
-Limits (`setrlimit`) everywhere but on Windows. On Linux, where the kernel has them, Landlock allows
-reading only the folders of Python, and a seccomp filter refuses sockets, programs and every way to
-change a file. Neither needs privileges, and neither can be undone. They come in addition to the
-parsers that decide what is run at all.
+Besides limits (`setrlimit`), where the kernel has them, Landlock allows reading only the folders of
+Python, and a seccomp filter refuses sockets, programs and every way to change a file. Neither needs
+privileges, and neither can be undone. They come in addition to the parsers that decide what is run
+at all.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes
 import errno
 import os
 import platform
+import resource
 import struct
 import sys
 from collections.abc import Callable, Iterable
@@ -30,9 +31,17 @@ SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/urandom
 def confine(readable: Iterable[Path]) -> list[str]:
     """Restrict this process to reading below `readable`; returns what could not be blocked, in
     words."""
-    _limit()
-    if not sys.platform.startswith("linux"):
-        return [f"files and network are not blocked for judges on {platform.system()}"]
+    limits = {
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: OPEN_FILES,
+        resource.RLIMIT_AS: MEMORY_BYTES,
+    }
+    for kind, most in limits.items():
+        with contextlib.suppress(ValueError, OSError):
+            _, hard = resource.getrlimit(kind)
+            allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (allowed, allowed))
     not_blocked = []
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, required by both below
@@ -50,44 +59,18 @@ def confine(readable: Iterable[Path]) -> list[str]:
 
 def python_folders() -> list[Path]:
     """Where Python imports from."""
-    named = [
-        *sys.path,
-        sys.prefix,
-        sys.base_prefix,
-        sys.exec_prefix,
-        str(Path(__file__).parents[1]),
-    ]
-    return [Path(name) for name in dict.fromkeys(named) if name]
+    named = [*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix, Path(__file__).parents[1]]
+    return [Path(name) for name in dict.fromkeys(map(str, named)) if name]
 
 
 def restart_cpu_limit() -> None:
     """Restart the CPU time limit for another case."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
+    with contextlib.suppress(ValueError, OSError):
         used = resource.getrusage(resource.RUSAGE_SELF)
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         soft = int(used.ru_utime + used.ru_stime) + CPU_SECONDS
         soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-
-
-def _limit() -> None:
-    """Limit memory, forbid writing files and core dumps."""
-    with contextlib.suppress(ImportError):
-        import resource
-
-        limits = {
-            resource.RLIMIT_FSIZE: 0,
-            resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_NOFILE: OPEN_FILES,
-            resource.RLIMIT_AS: MEMORY_BYTES,
-        }
-        for kind, most in limits.items():
-            with contextlib.suppress(ValueError, OSError):
-                _, hard = resource.getrlimit(kind)
-                allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
-                resource.setrlimit(kind, (allowed, allowed))
 
 
 # --- Landlock -----------------------------------------------------------------------------------

@@ -69,7 +69,18 @@ def score_all(
         }
         for case, answer in zip(cases, answers, strict=True)
     ]
-    said, fault = _run(judge, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in asked))
+    lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in asked)
+    said, fault = "", ""
+    try:
+        said, complained, code = run_program(judge.parts(), lines, seconds=judge.seconds)
+    except OSError as error:
+        fault = f"cannot be started: {error.strerror}"
+    else:
+        if code is None:
+            fault = f"took longer than {judge.seconds:g} s  (raise it with --judge-seconds)"
+        elif code:
+            last = ([line for line in complained.splitlines() if line.strip()] or [""])[-1].strip()
+            fault = f"ended with code {code}{f': {last[:200]}' if last else ''}"
     found, faults = _read(said, {case.id for case in cases})
     missing = [case.id for case in cases if case.id not in found]
     if missing and not fault:
@@ -80,20 +91,6 @@ def score_all(
         passed = None if score is None else score >= judge.min_score
         scored.append(Judgement(passed=passed, reason=text, kind=JUDGE, score=score))
     return scored, [f"the judge command {text}" for text in (fault, *faults) if text]
-
-
-def _run(judge: JudgeCommand, asked: str) -> tuple[str, str]:
-    """The command's output, and what is wrong with how it ended."""
-    try:
-        said, complained, code = run_program(judge.parts(), asked, seconds=judge.seconds)
-    except OSError as error:
-        return "", f"cannot be started: {error.strerror}"
-    if code is None:
-        return said, f"took longer than {judge.seconds:g} s  (raise it with --judge-seconds)"
-    if code:
-        last = ([line for line in complained.splitlines() if line.strip()] or [""])[-1].strip()
-        return said, f"ended with code {code}{f': {last[:200]}' if last else ''}"
-    return said, ""
 
 
 def _read(said: str, known: set[str]) -> tuple[dict[str, tuple[float, str]], list[str]]:

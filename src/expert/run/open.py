@@ -325,7 +325,7 @@ def _with_data(opened: Opened, tell: Tell) -> Opened:
         line = replace(line, plan=opened.plan_of(read, counts.survey))
     data = run_data(line, prepared)
     if data.stream is not None:
-        sequences = data.stream.shape.bins_per_step
+        sequences = data.stream.bins_per_step
         seen = Survey(None, None, "the first rows of the stream", step_sequences=sequences)
         line = replace(line, plan=opened.plan_of(read, seen))
     endless = [remark.path for remark in line.plan.remarks if remark.text == NEEDS_END]

@@ -153,7 +153,7 @@ def test_paths_that_lead_to_no_rows_are_refused_with_what_is_there(tmp_path):
     assert refusal(tmp_path) == "training.dataset: it names no rows  (set path or tasks)"
 
 
-def test_tasks_keep_their_names_weights_and_files(tmp_path):
+def test_tasks_keep_their_weights_and_files(tmp_path):
     fill(tmp_path, "repair/train.jsonl", "repair/valid.jsonl", "schema/train.jsonl", "schema/t.csv")
     sources = resolve(
         tmp_path,
@@ -165,10 +165,10 @@ def test_tasks_keep_their_names_weights_and_files(tmp_path):
     )
     assert sources.train is None
     repair, schema = sources.tasks
-    assert (repair.name, repair.weight, repair.test) == ("repair", 0.4, None)
+    assert (repair.weight, repair.test) == (0.4, None)
     assert names(repair.train, tmp_path) == ["repair/train.jsonl"]
     assert names(repair.validation, tmp_path) == ["repair/valid.jsonl"]
-    assert (schema.name, schema.weight, schema.validation) == ("schema", 1.0, None)
+    assert (schema.weight, schema.validation) == (1.0, None)
     assert names(schema.train, tmp_path) == ["schema/train.jsonl"]
     assert names(schema.test, tmp_path) == ["schema/t.csv"]
 

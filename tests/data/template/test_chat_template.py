@@ -133,40 +133,38 @@ LOWER = (USER, Turn("assistant", "ab"), Turn("user", "R"), ANSWER)
 LONGER = (USER, ANSWER, USER, ANSWER)
 
 
+@pytest.fixture
+def rendered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The turns of every rendering."""
+    found, render = list[int](), SandboxedTemplate.render
+
+    def counted(self: Any, messages: Any, **variables: Any) -> str:
+        found.append(len(messages))
+        return str(render(self, messages, **variables))
+
+    monkeypatch.setattr(SandboxedTemplate, "render", counted)
+    return found
+
+
 @each("name", [name for name in FAMILIES if name != "endless answers"])
-def test_a_long_conversation_is_measured_without_rendering_each_of_its_beginnings(
-    name, monkeypatch
-):
+def test_a_long_conversation_is_measured_without_rendering_each_of_its_beginnings(name, rendered):
     turns = tuple(
         Turn("assistant" if number % 2 else "user", f"said {number}") for number in range(60)
     )
     plain, template = family(name), family(name)
     assert isinstance(plain, ChatTemplate)
     plain.measured_turns = len(turns)
-    rendered, render = list[int](), SandboxedTemplate.render
-
-    def counted(self: Any, messages: Any, **variables: Any) -> str:
-        rendered.append(len(messages))
-        return str(render(self, messages, **variables))
-
     expected = plain.segments(Example(turns))
-    monkeypatch.setattr(SandboxedTemplate, "render", counted)
+    rendered.clear()
     assert template.segments(Example(turns)) == expected
     assert 0 < len(rendered) < len(turns)
 
 
-def test_a_conversation_of_very_many_turns_is_an_error_of_its_row(monkeypatch):
+def test_a_conversation_of_very_many_turns_is_an_error_of_its_row(monkeypatch, rendered):
     """Where the template changes what is said, so that one rendering does not suffice."""
     monkeypatch.setattr("expert.data.template.chat_template.MOST_RENDERED_TURNS", 600)
     template, spoken = ChatTemplate(THINKING, eos="</s>"), "<think>x</think>b"
     short = tuple(Turn("assistant" if n % 2 else "user", spoken) for n in range(10))
-    rendered, render = list[int](), SandboxedTemplate.render
-
-    def counted(self: Any, messages: Any, **variables: Any) -> str:
-        rendered.append(len(messages))
-        return str(render(self, messages, **variables))
-
-    monkeypatch.setattr(SandboxedTemplate, "render", counted)
     for _ in range(5):  # of each row anew
         assert template.segments(Example(short))
     rendered.clear()

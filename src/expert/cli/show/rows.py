@@ -39,8 +39,6 @@ def show_rows(rows: Sequence[ShownRow], console: Console) -> None:
     console.print(legend.append(f", {NEW_LINE} is a line break"))
     for row in rows:
         show(console, _head(row), "bold")
-        for note in row.notes:
-            show(console, f"  {visible(note)}", NOTE_STYLE)
         for line in _lines(row, marks):
             console.print(line)
 

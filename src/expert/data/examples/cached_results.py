@@ -21,7 +21,7 @@ Waits = Callable[[str], None]
 """Shows what this process is waiting for."""
 HASHES_FILE = ".hashes.json"
 COLUMNS_FILE = ".columns.json"
-FORMAT = 5
+FORMAT = 6
 """Increased when the same rows give other results, so that stored ones are not reused."""
 # Old states are dropped: nobody switches between more versions of a data set.
 STATES_KEPT = 50

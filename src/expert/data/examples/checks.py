@@ -33,17 +33,14 @@ class RowFilter:
                 return "answer is not JSON"
             if checks.validate_schema and not _is_schema(value):
                 return "answer is not a JSON Schema"
-        if checks.deduplicate and self._seen_before(example):
-            return "occurred before"
+        if checks.deduplicate:
+            turns = (f"{turn.role}\0{turn.text}{turn.extra}{turn.learn}" for turn in example.turns)
+            whole = "\0".join([example.text, example.tools, *turns])
+            digest = hashlib.blake2b(whole.encode("utf-8"), digest_size=16).digest()
+            if digest in self._seen:
+                return "occurred before"
+            self._seen.add(digest)
         return ""
-
-    def _seen_before(self, example: Example) -> bool:
-        said = (f"{turn.role}\0{turn.text}{turn.extra}{turn.learn}" for turn in example.turns)
-        parts = [example.text, example.tools, *said]
-        digest = hashlib.blake2b("\0".join(parts).encode("utf-8"), digest_size=16).digest()
-        seen = digest in self._seen
-        self._seen.add(digest)
-        return seen
 
 
 def _is_schema(value: Any) -> bool:

@@ -37,7 +37,13 @@ def shape_of(value: Any) -> str:
     if value is None or (isinstance(value, Mapping | list | tuple) and not value):
         return ""
     if isinstance(value, Mapping):
-        return _shape_of_object(value)
+        if is_message(value):
+            return MESSAGE
+        if is_text_part(value):
+            return PART
+        if is_messages(value.get("messages")):
+            return CONVERSATION
+        return MEDIA if any(fields <= value.keys() for fields in _MEDIA_FIELDS) else OBJECT
     if not isinstance(value, list | tuple):
         return OBJECT
     if is_messages(value):
@@ -46,16 +52,6 @@ def shape_of(value: Any) -> str:
         return PART
     shapes = {shape_of(part) for part in value if isinstance(part, Mapping)}
     return MEDIA if MEDIA in shapes else LIST
-
-
-def _shape_of_object(value: Mapping[str, Any]) -> str:
-    if is_message(value):
-        return MESSAGE
-    if is_text_part(value):
-        return PART
-    if is_messages(value.get("messages")):
-        return CONVERSATION
-    return MEDIA if any(fields <= value.keys() for fields in _MEDIA_FIELDS) else OBJECT
 
 
 @dataclass(frozen=True)

@@ -45,16 +45,12 @@ MEDIA_COLUMNS = frozenset(
         *("video", "videos", "audio", "audios", "pixel_values"),
     }
 )
-SELECTION_COLUMNS = frozenset(
+CONTENT_COLUMNS = frozenset(
     {
-        *(*TRAIN_FIELDS, "weights", "mask", "masks", "loss_mask", "completion_mask"),
-        *("assistant_masks", "split", "is_correct", "correct", "approved", "reward"),
-    }
-) - {"loss"}
-"""Columns that say which rows or answers to train on, or how much. A column "loss" is mostly a
-measurement."""
-CONTENT_COLUMNS = SELECTION_COLUMNS | frozenset(
-    {
+        # Which rows or answers to train on, or how much; "loss" is mostly a measurement.
+        *({*TRAIN_FIELDS} - {"loss"}),
+        *("weights", "mask", "masks", "loss_mask", "completion_mask", "assistant_masks"),
+        *("split", "is_correct", "correct", "approved", "reward"),
         *(*INPUT_COLUMNS, *SYSTEM_COLUMNS, *MESSAGE_COLUMNS, *TOOL_COLUMNS, *USUAL_REQUESTS),
         *("system_instruction", "system_instructions", "system_content", "system_text"),
         *("sys_prompt", "sys", "persona", "documents", "apis"),
@@ -142,29 +138,24 @@ class Columns:
         return f"{used}; not trained on: {left}" if left else used
 
     def unused_warning(self, seen: ColumnSurvey) -> str:
-        """A warning about unused columns whose names suggest content; "" if there are none."""
+        """A warning about unused columns whose names suggest content, or a choice of rows; "" if
+        there are none."""
         telling = CONTENT_COLUMNS
         telling |= frozenset() if self.kind == "messages" else EXTRA_CONTENT_COLUMNS
         if self.kind == "multi_task" and not seen.holds(self.input, OBJECT):
             telling |= {"task"}  # nothing else says what to do with the input
-        named = {
-            name: rows
+        of = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
+        listed = ", ".join(
+            f"{name} (filled in {rows:,} of {of})"
             for name, rows in self.unused(seen).items()
             if name.strip().lower() in telling
             and (name not in RESPONSE_COLUMNS or seen.readable(name))  # Spider has parsed answers
-        }
-        if not named:
-            return ""
-        choosing = [name for name in named if name.strip().lower() in SELECTION_COLUMNS]
-        fixes = [f"to use one, map it in {_MAPPING}, or copy its text into a column that is used"]
-        if len(choosing) == len(named):
-            fixes = []
-        if choosing:
-            doubt = f"all rows are trained on whatever {' and '.join(choosing)} may say"
-            fixes.append(f"{doubt}: remove those that should not be")
-        of = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
-        listed = ", ".join(f"{name} (filled in {rows:,} of {of})" for name, rows in named.items())
-        return f"columns that are not used: {listed}  ({'; '.join(fixes)})"
+        )
+        what_to_do = (
+            f"to use one, map it in {_MAPPING}, or copy its text into a column that is used; all "
+            "rows are trained on, whatever a column says of them"
+        )
+        return f"columns that are not used: {listed}  ({what_to_do})" if listed else ""
 
     def preference_warning(self, preference_rows: str | None) -> str:
         """The warning if the manifest wants preferred answers and no column marks them; else ""."""
@@ -248,10 +239,9 @@ def detect_source_columns(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
 def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) -> str:
     """For preference pairs, set the response in `requested` to the preferred answers; for labelled
     answers, return the label column. DataError unless the manifest wants the preferred half."""
-    known = _by_lower_name(seen.names)
-    pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
+    known, pair = _by_lower_name(seen.names), _pair_in(seen)
     if pair and "response" not in requested:
-        chosen, rejected = known[pair[0]], known[pair[1]]
+        chosen, rejected = pair
         if rows not in (PREFERRED, PAIRS, JUDGED):
             raise DataError(
                 f"preference rows ({chosen!r} and {rejected!r})  (to train on both: "
@@ -287,15 +277,19 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
 
 def holds_pairs(seen: ColumnSurvey) -> bool:
     """Whether two columns hold preferred and rejected answers, by their names."""
+    return bool(_pair_in(seen))
+
+
+def _pair_in(seen: ColumnSurvey) -> tuple[str, ...]:
+    """The columns of preferred and rejected answers; () if there are none."""
     known = _by_lower_name(seen.names)
-    return any(known.keys() >= {*pair} for pair in _PAIRS)
+    names = next((pair for pair in _PAIRS if known.keys() >= {*pair}), ())
+    return tuple(known[name] for name in names)
 
 
 def _rejected(seen: ColumnSurvey, requested: Mapping[str, str], found: Columns) -> str:
     """The column of the rejected answers."""
-    known = _by_lower_name(seen.names)
-    pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), ("", ""))
-    column = requested.get("rejected") or known.get(pair[1], "")
+    column = requested.get("rejected") or "".join(_pair_in(seen)[1:])
     if not column or found.kind == "text":
         pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
         raise DataError(

@@ -56,13 +56,18 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
 
 
 def answers_of(row: Row, columns: Columns) -> list[Example | None] | BadRow | Dropped:
-    """The conversation with the preferred answer and the one with the rejected answer; None for one
-    that the row does not have. Only their last answers are trained on."""
+    """The example in a row; if answers are compared, the conversation with the preferred answer and
+    the one with the rejected answer, None for one that the row does not have. Of those only the
+    last answers are trained on."""
+    if not columns.rejected and not columns.judged:
+        only = example_of(row, columns)
+        return [only] if isinstance(only, Example) else only
+    both: list[Columns | None]
     if columns.rejected:
         other = replace(columns, response=columns.rejected)
         if not columns.response:  # the prompt is in the same messages
             other = replace(columns, messages=columns.rejected)
-        both: list[Columns | None] = [columns, other]
+        both = [columns, other]
     else:
         try:
             good = _is_preferred(row.values.get(columns.label), columns.label)
@@ -72,10 +77,10 @@ def answers_of(row: Row, columns: Columns) -> list[Example | None] | BadRow | Dr
         both = [its_own, None] if good else [None, its_own]
     found: list[Example | None] = []
     for its in both:
-        example = example_of(row, its) if its is not None else None
-        if its is None or example is None:
+        if its is None:
             found.append(None)
             continue
+        example = example_of(row, its)
         if not isinstance(example, Example):
             return example
         *before, last = example.turns
@@ -89,12 +94,8 @@ def answers_of(row: Row, columns: Columns) -> list[Example | None] | BadRow | Dr
 
 def first_example(row: Row, columns: Columns) -> Example | BadRow | Dropped:
     """The example in a row; of a row with several answers that of the first."""
-    if not columns.rejected and not columns.judged:
-        return example_of(row, columns)
     answers = answers_of(row, columns)
-    if not isinstance(answers, list):
-        return answers
-    return next(each for each in answers if each is not None)
+    return next(filter(None, answers)) if isinstance(answers, list) else answers
 
 
 def _is_preferred(value: Any, column: str) -> bool:

@@ -122,7 +122,14 @@ def _turn(message: Any, where: str) -> Turn:
     plain = role != "tool" and name != "function_call"
     if plain and type(content) is str and len(message) == 2:  # most messages
         return Turn(role, content)
-    _refuse_fields(message, where)
+    for field, value in message.items():
+        text = value.strip() if isinstance(value, str) else value
+        if field in UNSUPPORTED_FIELDS and text not in (None, "", [], {}, "[]", "{}", "null"):
+            raise RowError(
+                f"{where}: the field {field!r} of a message is not understood  (only text is "
+                "trained on, weight or train choose the answers, and tools are a column beside the "
+                "messages)"
+            )
     extra = ""
     if name == "function_call":
         extra, content = call_in_text(content, where), ""
@@ -150,18 +157,6 @@ def known_role(name: Any, where: str = "") -> Role:
         at = f"{where}: " if where else ""
         raise RowError(f"{at}unknown role {name!r}  (known: {', '.join(ROLES)})")
     return role
-
-
-def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
-    for field in message:
-        value = message[field]
-        text = value.strip() if isinstance(value, str) else value
-        if field not in UNSUPPORTED_FIELDS or text in (None, "", [], {}, "[]", "{}", "null"):
-            continue
-        raise RowError(
-            f"{where}: the field {field!r} of a message is not understood  (only text is trained "
-            "on, weight or train choose the answers, and tools are a column beside the messages)"
-        )
 
 
 def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:

@@ -98,15 +98,11 @@ class BatchArrays:
 
     @classmethod
     def allocate(cls, shape: BatchShape) -> BatchArrays:
-        return cls(
-            shape,
-            tokens=np.empty(shape.places, np.int32),
-            labels=np.empty(shape.places, np.int32),
-            positions=np.empty(shape.places, np.int32),
-            boundaries=np.empty(shape.max_documents + 1, np.int32),
-            soft_mask=np.empty(shape.places, np.bool_),
-            target_places=np.empty(shape.places, np.int32),
-        )
+        boundaries = np.empty(shape.max_documents + 1, np.int32)
+        soft_mask = np.empty(shape.places, np.bool_)
+        names = ("tokens", "labels", "positions", "target_places")
+        flat = {name: np.empty(shape.places, np.int32) for name in names}
+        return cls(shape, boundaries=boundaries, soft_mask=soft_mask, branches=None, **flat)
 
     def shaped(self, rows: int, length: int) -> BatchArrays:
         """The beginning of the same memory with this number of rows and length."""

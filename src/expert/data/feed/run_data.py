@@ -18,7 +18,7 @@ from expert.data.feed.feed import Batch, PackedFeed, StepWork, widths_of
 from expert.data.feed.loader import MakeBatch, PaddedFeed, from_prepared, padded_rows
 from expert.data.feed.order import DataOrder, StepBins, micro_batches, rank_batches
 from expert.data.feed.streaming import Stream, StreamPosition
-from expert.data.pack.overlong_rows import remarks_on_stream
+from expert.data.pack.overlong_rows import remark_on_left_out, remarks_on_length
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pipeline import DataPipeline, columns_read, row_remarks
@@ -67,11 +67,16 @@ def run_data(pipeline: DataPipeline, made: PreparedData | None) -> RunData:
     if made is None:
         splits = [split_from_files(pipeline, name) for name in ("validation", "test")]
         stream = stream_of(pipeline)
-        remarks = [*row_remarks(pipeline), *remarks_on_stream(plan, stream, *splits)]
+        rows, left_out = stream.first_rows, stream.first_left_out
+        remarks = [
+            *row_remarks(pipeline),
+            *remark_on_left_out(plan, left_out, rows, of=f"the first {rows:,} rows"),
+            *remarks_on_length(plan, *splits),
+        ]
     else:
         splits, remarks = [made.train, made.validation, made.test], [*made.doubts]
     folders = [each for split in splits if split is not None for each in split.folders]
-    left_out = {each.folder: each.left_out for each in folders if each.left_out}
+    unused = {each.folder: each.left_out for each in folders if each.left_out}
     train = made.train if made is not None else None
     return RunData(
         train=train,
@@ -83,7 +88,7 @@ def run_data(pipeline: DataPipeline, made: PreparedData | None) -> RunData:
         soft=bool(plan.adapter.soft_prompts),
         late=late_rows(pipeline, train) if train and plan.data.tokenize == "late" else None,
         columns=columns_read(pipeline),
-        doubts=(*left_out.values(), *(each.text for each in remarks)),
+        doubts=(*unused.values(), *(each.text for each in remarks)),
     )
 
 
@@ -113,10 +118,10 @@ def training_feed(
     patience = plan.watch.hang_seconds or math.inf
     widths: tuple[int, ...] = ()
     if data.stream is not None:
-        known = data.stream.shape
-        shape = known.batch_shape(rows, plan.data.max_seq_length)
-        batches, whole_rows = known.batches_per_step(rows, world), known.whole_rows
-        works = data.stream.works(
+        stream = data.stream
+        shape = stream.batch_shape(rows, plan.data.max_seq_length)
+        batches, whole_rows = stream.batches_per_step(rows, world), stream.whole_rows
+        works = stream.works(
             done=done,
             place=StreamPosition(*(place or ())),
             epochs=plan.length.epochs,

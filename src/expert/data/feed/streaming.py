@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from expert.core.text import counted
-from expert.core.world import SINGLE_PROCESS, World
+from expert.core.world import World
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import StepWork
 from expert.data.feed.order import ShufflePurpose, StepBins, shuffled
@@ -47,23 +47,6 @@ class StreamPosition(NamedTuple):
     step: int = 0
 
 
-@dataclass(frozen=True)
-class StreamShape:
-    """Sizes derived from the first window and used for the whole stream."""
-
-    bins_per_step: int
-    boundaries_per_bin: int
-    whole_rows: bool
-
-    def batch_shape(self, rows: int, length: int) -> BatchShape:
-        return BatchShape(rows, length, rows * (self.boundaries_per_bin + 1))
-
-    def batches_per_step(self, rows: int, world: World = SINGLE_PROCESS) -> int:
-        """Room for the largest step: windows are divided evenly, so steps may exceed the
-        average."""
-        return -(-(2 * self.bins_per_step) // (rows * world.size))
-
-
 @dataclass(eq=False)
 class Stream:
     """Steps from rows that are read as needed."""
@@ -84,9 +67,7 @@ class Stream:
         self._bad_rows = 0
         self.first_rows = self.first_left_out = 0
         """Rows of the first window, and how many of them packing leaves out."""
-        self.shape = self._look_ahead()
-
-    def _look_ahead(self) -> StreamShape:
+        # Sizes derived from the first window are used for the whole stream.
         rows = next(self._cut(), None)
         first = self._tokeniser()(rows) if rows else None
         if first is None or not len(first.batch.lengths):
@@ -107,12 +88,17 @@ class Stream:
         self.first_rows = len(first.batch.lengths)
         self.first_left_out = index.overlong.unlearnt
         pieces = int(np.diff(index.bin_offsets).max())
-        whole = pieces == 1 and index.rule == "none"
-        return StreamShape(
-            bins_per_step(index, self.examples_per_update),
-            1 if whole else int(pieces * SPARE_BOUNDARIES) + 1,
-            whole,
-        )
+        self.whole_rows = pieces == 1 and index.rule == "none"
+        self.boundaries_per_bin = 1 if self.whole_rows else int(pieces * SPARE_BOUNDARIES) + 1
+        self.bins_per_step = bins_per_step(index, self.examples_per_update)
+
+    def batch_shape(self, rows: int, length: int) -> BatchShape:
+        return BatchShape(rows, length, rows * (self.boundaries_per_bin + 1))
+
+    def batches_per_step(self, rows: int, world: World) -> int:
+        """Room for the largest step: windows are divided evenly, so steps may exceed the
+        average."""
+        return -(-(2 * self.bins_per_step) // (rows * world.size))
 
     def works(
         self,
@@ -164,11 +150,11 @@ class Stream:
         """The steps of a window: its bins in random order, divided evenly."""
         store = FlatDocuments([shard_of(documents)])
         turn = epoch << 32 | number
-        index = divided(self.pack(store, self.seed), self.shape.boundaries_per_bin)
+        index = divided(self.pack(store, self.seed), self.boundaries_per_bin)
         if not index.bins:  # nothing to train on in this window
             return
         order = shuffled(index.bins, seed=self.seed, draw=ShufflePurpose.WINDOW, number=turn)
-        count = max(1, round(index.bins / self.shape.bins_per_step))
+        count = max(1, round(index.bins / self.bins_per_step))
         for step, bins in enumerate(np.array_split(order, count)):
             if step >= skipped:
                 yield StepWork(StepBins(0, epoch, step, bins, window=number), index, store)

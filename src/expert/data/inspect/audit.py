@@ -1,15 +1,13 @@
 """Checks over all examples: duplicates, overlap between splits, leftovers of templates.
 
-Each example is stored as three keys, its file and line, and its token counts: 44 bytes, whatever
-its length.
+Each example is stored as two keys, its file and line, and its token counts: 36 bytes, whatever its
+length.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,36 +15,21 @@ import numpy.typing as npt
 
 from expert.core.text import counted
 from expert.data.examples.text_warnings import TextWarnings
-from expert.data.records import BadRow, Example, Row, place_of
+from expert.data.records import Row, place_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 from expert.data.tokens.statistics import percentiles
 
 SHOWN_ROWS = 20
 SHOWN_PAIRS = 5
-SHOWN_KINDS = 20
 
 # How an example occurs in another split, worst first.
 SAME = "same prompt and answer"
-NEARLY = "same request and answer; system text, case or spacing differ"
 SAME_PROMPT = "same prompt, another answer"
-LEAKS = {SAME: "whole", NEARLY: "near", SAME_PROMPT: "prompt"}
-
-# Numbers and quoted values: "turn 3", "unknown role 'narrator'".
-_DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
+LEAKS = {SAME: "whole", SAME_PROMPT: "prompt"}
 
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int32]
-
-
-def near_key(example: Example) -> int:
-    """A key that nearly equal examples share: ignores the system text, case and spacing."""
-    turns = [("", example.text), *((turn.role, turn.text) for turn in example.turns)]
-    said = [(role, " ".join(text.split()).casefold()) for role, text in turns if role != "system"]
-    # Include lengths: ["ab", "c"] and ["a", "bc"] are different examples.
-    text = "".join(f"{role}\0{len(part)}\0{part}" for role, part in said)
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
 
 
 def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
@@ -64,9 +47,9 @@ def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
 class ExampleTable:
     """The examples of a split as columns."""
 
-    files: tuple[str, ...]
+    files: dict[str, int]
+    """The number of each file; shared by all parts of a split."""
     whole: Keys
-    near: Keys
     prompt: Keys
     file: Numbers
     line: Numbers
@@ -84,48 +67,32 @@ class ExampleTable:
         return RowKeys(self.prompt, self.whole)
 
     def place(self, number: int) -> str:
-        return place_of(self.files[self.file[number]], int(self.line[number]))
+        return place_of(list(self.files)[self.file[number]], int(self.line[number]))
 
     def take(self, numbers: npt.NDArray[np.integer[Any]]) -> ExampleTable:
         return replace(self, **{name: getattr(self, name)[numbers] for name in COLUMNS})
 
 
-COLUMNS = ("whole", "near", "prompt", "file", "line", "length", "trained", "kept")
+COLUMNS = tuple(each.name for each in fields(ExampleTable) if each.name != "files")
 
 
-class ExampleCollector:
-    """Collects examples into columns, one encoded batch after the other."""
+def table_of(
+    rows: Sequence[Row], batch: EncodedBatch, files: dict[str, int], room: int | None = None
+) -> ExampleTable:
+    """The examples of some rows as encoded; `files` is added to. `room`: where rows are cut."""
+    keys, trained = keys_of_batch(batch), learnt_tokens(batch)
+    of_file = [files.setdefault(row.file, len(files)) for row in rows]
+    longest = int(batch.lengths.max(initial=0))
+    kept = learnt_tokens(batch, longest if room is None else room)
+    numbers = (of_file, [row.line for row in rows], batch.lengths, trained, kept)
+    columns = (np.asarray(each, np.int32) for each in numbers)
+    return ExampleTable(files, keys.whole, keys.prompt, *columns)
 
-    def __init__(self) -> None:
-        self._files: dict[str, int] = {}
-        self._parts: list[list[npt.NDArray[Any]]] = [
-            [*[np.zeros(0, np.uint64)] * 3, *[np.zeros(0, np.int32)] * 5]
-        ]
 
-    def add(
-        self,
-        rows: Sequence[Row],
-        near: Sequence[int],
-        batch: EncodedBatch,
-        room: int | None = None,
-    ) -> int:
-        """Add the examples of some rows, and return how many of their tokens are trained on.
-        `near`: their near keys, 0 for tokens without text; `room`: where rows are cut."""
-        keys = keys_of_batch(batch)
-        files = [self._files.setdefault(row.file, len(self._files)) for row in rows]
-        trained = learnt_tokens(batch)
-        longest = int(batch.lengths.max(initial=0))
-        kept = learnt_tokens(batch, longest if room is None else room)
-        numbers = (files, [row.line for row in rows], batch.lengths, trained, kept)
-        almost = np.array(near, np.uint64)
-        almost = np.where(almost == 0, keys.whole, almost)
-        self._parts.append([keys.whole, almost, keys.prompt])
-        self._parts[-1] += [np.asarray(each, np.int32) for each in numbers]
-        return int(trained.sum())
-
-    def examples(self) -> ExampleTable:
-        columns = zip(*self._parts, strict=True)
-        return ExampleTable(tuple(self._files), *map(np.concatenate, columns))
+def joined_tables(parts: Sequence[ExampleTable]) -> ExampleTable:
+    """All examples of several parts, of which there is at least one."""
+    columns = (np.concatenate([getattr(each, name) for each in parts]) for name in COLUMNS)
+    return ExampleTable(parts[0].files, *columns)
 
 
 @dataclass(frozen=True)
@@ -203,8 +170,7 @@ class SplitReport:
     name: str
     rows: int = 0
     bad_rows: int = 0
-    kinds_of_bad_rows: dict[str, list[str]] = field(default_factory=dict)
-    """The first bad rows by reason, with the parts that vary between rows removed."""
+    first_bad_rows: list[str] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
     texts: TextWarnings = field(default_factory=TextWarnings)
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -214,19 +180,6 @@ class SplitReport:
     """A warning about examples without anything to train on; "" if there are none."""
     split_off: bool = False
     """Drawn from the training rows, so its rows were counted there."""
-
-    def note_bad(self, bad: BadRow) -> None:
-        self.bad_rows += 1
-        same = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), [])
-        if len(same) < SHOWN_ROWS:
-            same.append(str(bad))
-
-    def bad_row_lines(self) -> list[str]:
-        """Bad rows for display: the first rows of every kind, the most frequent kind first."""
-        kinds = sorted(self.kinds_of_bad_rows.values(), key=len, reverse=True)[:SHOWN_KINDS]
-        lines = [line for same in kinds for line in same[: max(1, SHOWN_ROWS // len(kinds))]]
-        rest = self.bad_rows - len(lines)
-        return [*lines, *([f"… and {rest:,} more"] if rest else [])]
 
     def warnings(self) -> list[str]:
         """Warnings; lines that begin with spaces belong to the line before."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -13,27 +15,24 @@ from expert.data.examples.formats import first_example
 from expert.data.examples.messages import messages_in, unused_fields
 from expert.data.examples.text_warnings import overruled_system
 from expert.data.inspect.audit import (
-    ExampleCollector,
+    SHOWN_ROWS,
     ExampleTable,
     SplitReport,
     duplicates,
+    joined_tables,
     leaks,
     length_summary,
-    near_key,
+    table_of,
 )
 from expert.data.inspect.shown_rows import RowPicker, RowsToShow, ShownRow
-from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import left_out_warning
-from expert.data.pipeline import (
-    DataPipeline,
-    RowReader,
-    Tell,
-    reader_for,
-    source_column_remarks,
-)
+from expert.data.pipeline import DataPipeline, RowReader, Tell, reader_for, source_column_remarks
 from expert.data.read.folders import unread_files
 from expert.data.read.sources import Source
-from expert.data.records import BadRow, Dropped, Example, Row, Segment
+from expert.data.records import BadRow, Example, Row, RowOutcome
+from expert.data.splits import drawn_rows
+from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.tokenise import in_portions, tokenise_rows
 from expert.planning.survey import local_path
 
 # Limits for tokenising together, which bound memory.
@@ -82,15 +81,7 @@ def check_rows(line: DataPipeline, name: str, show: RowsToShow, tell: Tell) -> D
     split, every, counts = checker.read("train")
     keys = every.keys if len(every) else None
     others = [name for name in ("validation", "test") if line.sources_of(name)]
-    chosen, held_out = draw_documents(
-        counts,
-        line.weights,
-        held_out_share=0.0 if "validation" in others else spec.validation_split,
-        seed=line.plan.optim.seed,
-        keys=keys,
-    )
-    if reader_for(line, line.sources_of("train")[0]).end_held_out:
-        chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
+    chosen, held_out, repeats = drawn_rows(line, counts, keys)
     # A weight above 1 repeats rows, which is not a duplicate in the data.
     train = every.take(np.unique(chosen))
     checker.sum_up(split, train)
@@ -100,8 +91,7 @@ def check_rows(line: DataPipeline, name: str, show: RowsToShow, tell: Tell) -> D
             "would go unnoticed  (add rows, or set training.dataset.test_path)"
         )
     if len(held_out):
-        doubt = held_out_warning(keys, chosen, held_out) if keys is not None else ""
-        report.doubts += [doubt] if doubt else []
+        report.doubts += [repeats] if repeats else []
         checker.sum_up(SplitReport("validation", split_off=True), every.take(held_out), train)
     for name in others:
         split, examples, _ = checker.read(name)
@@ -119,58 +109,53 @@ class _Checker:
 
     def read(self, name: str) -> tuple[SplitReport, ExampleTable, list[int]]:
         """The report and the examples of a split, and how many of them each source has."""
-        split, collector = SplitReport(name), ExampleCollector()
-        sources = self.line.sources_of(name)
-        counts = [self._read_source(split, source, collector) for source in sources]
-        return split, collector.examples(), counts
+        split = SplitReport(name)
+        files: dict[str, int] = {}
+        nothing = EncodedBatch(*[np.zeros(0, np.int32)] * 4)
+        tables, counts = [table_of((), nothing, files)], []
+        for source in self.line.sources_of(name):
+            before, bad_rows = len(tables), split.bad_rows
+            tables += self._tables_of(split, source, files)
+            counts.append(sum(map(len, tables[before:])))
+            trained = sum(int(table.trained.sum()) for table in tables[before:])
+            self._judge(f"{name} {source.name}", split.bad_rows - bad_rows, counts[-1], trained)
+        return split, joined_tables(tables), counts
 
-    def _read_source(self, split: SplitReport, source: Source, collector: ExampleCollector) -> int:
-        """Read the rows of a source, and encode so many at a time; returns how many are good."""
-        reading = reader_for(self.line, source)
-        columns = reading.columns
+    def _tables_of(
+        self, split: SplitReport, source: Source, files: dict[str, int]
+    ) -> Iterator[ExampleTable]:
+        """Read the rows of a source, and encode so many at a time."""
+        reading, is_cut = reader_for(self.line, source), self.line.plan.data.overlong == "cut"
         self._note(split.name, source, reading)
-        before = split.bad_rows
-        waiting: list[tuple[Row, list[Segment], int]] = []
-        characters = examples = trained = tokens = 0
+        segments_of, outcomes, tokens = reading.formatter(), list[RowOutcome](), 0
 
-        def encode() -> None:
-            nonlocal trained, tokens, characters
-            rows, documents, near = zip(*waiting, strict=True)
-            batch = self.line.encoder.encode(documents)
-            if split.name == "train":
-                for row, segments, length in zip(
-                    rows, documents, batch.lengths.tolist(), strict=True
-                ):
-                    self.picker.add(row, segments, length)
-            cut = self.line.plan.data.overlong == "cut"
-            trained += collector.add(rows, near, batch, self.room if cut else None)
-            tokens += int(batch.lengths.sum())
-            self.tell(split.name, split.rows, tokens)
-            waiting.clear()
-            characters = 0
-
-        for row, outcome in reading.formatted():
-            split.rows += 1
-            self.picker.look_at(split.name, row, outcome)
-            if isinstance(outcome, BadRow):
-                split.note_bad(outcome)
-            elif isinstance(outcome, Dropped):
-                split.dropped[outcome.reason] = split.dropped.get(outcome.reason, 0) + 1
-            else:
-                assert isinstance(row, Row), "only a row has segments"
-                example = self._example(row, source, columns)
+        def looked_at(row: Row) -> RowOutcome:
+            outcome = segments_of(row)
+            outcomes.append(outcome)
+            if isinstance(outcome, list):
+                example = self._example(row, source, reading.columns)
                 if example is not None:
-                    more = overruled_system(row.values, columns) if columns else []
+                    more = overruled_system(row.values, reading.columns) if reading.columns else []
                     split.texts.note(example, outcome, row.place, more)
-                waiting.append((row, outcome, near_key(example) if example else 0))
-                examples += 1
-                characters += sum(len(segment.text) for segment in outcome)
-            if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
-                encode()
-        if waiting:
-            encode()
-        self._judge(f"{split.name} {source.name}", split.bad_rows - before, examples, trained)
-        return examples
+            return outcome
+
+        for portion in in_portions(reading.rows(), _BATCH_EXAMPLES, _BATCH_CHARACTERS):
+            outcomes.clear()
+            made = tokenise_rows(portion, looked_at, self.line.encoder)
+            split.rows += made.rows
+            split.bad_rows += len(made.bad)
+            left = SHOWN_ROWS - len(split.first_bad_rows)
+            split.first_bad_rows += map(str, made.bad[:left])
+            split.dropped = dict(made.dropped + Counter(split.dropped))
+            rows = [row for row in (portion[n] for n in made.numbers) if isinstance(row, Row)]
+            coming, lengths = iter(outcomes), iter(made.batch.lengths.tolist())
+            for row in portion:
+                outcome = row if isinstance(row, BadRow) else next(coming)
+                length = next(lengths) if isinstance(outcome, list) else 0
+                self.picker.add(split.name, row, outcome, length)
+            tokens += len(made.batch.ids)
+            self.tell(split.name, split.rows, tokens)
+            yield table_of(rows, made.batch, files, self.room if is_cut else None)
 
     def _example(self, row: Row, source: Source, columns: Columns | None) -> Example | None:
         """The example in a good row; None for tokens without text."""

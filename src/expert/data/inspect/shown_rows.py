@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import PurePath
@@ -19,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
-from expert.core.text import counted
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import packed, rows_to_pack
 from expert.data.pipeline import DataPipeline
-from expert.data.records import BadRow, Dropped, Row, RowOutcome, Segment, place_of
+from expert.data.records import BadRow, Dropped, Row, RowOutcome, place_of
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
 from expert.planning.choose.sequences import Packing
@@ -92,7 +91,6 @@ class ShownRow:
     pieces: int = 1
     left_out: str = ""
     """Why the model never sees the row; "" if it does."""
-    notes: tuple[str, ...] = ()
     special_tokens: dict[str, int] = field(default_factory=dict)
     """How often each special token occurs, in order of appearance."""
     segments: tuple[ShownSegment, ...] = ()
@@ -103,7 +101,7 @@ class _Candidate(NamedTuple):
     made: RowOutcome
     number: int
     """The document number within its split; -1 if it is not a document."""
-    tokens: int = 0
+    tokens: int
 
 
 class RowPicker:
@@ -111,7 +109,7 @@ class RowPicker:
 
     def __init__(self, asked: RowsToShow) -> None:
         self.asked = asked
-        self._seen = self._good = 0
+        self._good = 0
         self._first: _Candidate | None = None
         self._longest: _Candidate | None = None
         self._drawn: list[_Candidate] = []
@@ -119,29 +117,25 @@ class RowPicker:
         self._named = [_line_named(text) for text in asked.lines]
         self._found: dict[int, list[tuple[str, _Candidate]]] = {}
 
-    def add(self, row: Row, segments: list[Segment], tokens: int) -> None:
-        """Offer the next good training row with its segments and token count."""
-        candidate = _Candidate(row, segments, self._seen, tokens)
-        self._seen += 1
-        self._first = self._first or candidate
-        if self._longest is None or tokens > self._longest.tokens:
-            self._longest = candidate
-        # Reservoir sampling: each row is equally likely to be kept.
-        if len(self._drawn) < self.asked.count:
-            self._drawn.append(candidate)
-        elif (place := self._random.randrange(self._seen)) < len(self._drawn):
-            self._drawn[place] = candidate
-
-    def look_at(self, split: str, row: Row | BadRow, made: RowOutcome) -> None:
-        """Offer any row of any split, to find those requested by line."""
+    def add(self, split: str, row: Row | BadRow, made: RowOutcome, tokens: int) -> None:
+        """Offer the next row of a split, what became of it, and its tokens."""
         good = split == "train" and isinstance(made, list)
-        self._good += good
+        candidate = _Candidate(row, made, self._good if good else -1, tokens)
+        if good:
+            self._good += 1
+            self._first = self._first or candidate
+            if self._longest is None or tokens > self._longest.tokens:
+                self._longest = candidate
+            # Reservoir sampling: each row is equally likely to be kept.
+            if len(self._drawn) < self.asked.count:
+                self._drawn.append(candidate)
+            elif (place := self._random.randrange(self._good)) < len(self._drawn):
+                self._drawn[place] = candidate
         for number, (file, line) in enumerate(self._named):
             # The path of the file, or the end of it.
             end = PurePath(file.replace("\\", "/")).parts
             same = row.file == file or PurePath(row.file).parts[-len(end) :] == end
             if abs(row.line) == line and (same if file else split == "train"):
-                candidate = _Candidate(row, made, self._good - 1 if good else -1)
                 self._found.setdefault(number, []).append((split, candidate))
 
     def shown(self, line: DataPipeline, held_out: Sequence[int] = ()) -> list[ShownRow]:
@@ -223,7 +217,6 @@ def show_row(
         lost_because=because_lost if lost.any() else "",
         pieces=len(pieces),
         left_out=_left_out(line, index, len(ids), bool(answer.any())),
-        notes=tuple(_notes(line, index, split)),
         special_tokens=dict(Counter(special[id] for id in ids.tolist() if id in special)),
         segments=_shown_segments(ids, trained, piece, line.encoder, most_tokens),
     )
@@ -248,16 +241,6 @@ def _left_out(line: DataPipeline, index: PackIndex, tokens: int, has_answer: boo
     if index.overlong.dropped:
         return f"{tokens:,} tokens, longer than {limit}, and overlong: drop leaves it out"
     return f"the answer starts after {limit}" if has_answer else "no token of it is trained on"
-
-
-def _notes(line: DataPipeline, index: PackIndex, split: str) -> Iterator[str]:
-    soft, length = line.plan.soft_tokens, line.plan.data.max_seq_length
-    if soft:
-        yield f"{counted(soft, 'token')} of soft prompts come before it"
-    if not line.is_text and split == "train" and index.bins > 1:
-        yield f"cut into blocks of {length} characters, in each epoch elsewhere"
-    if line.is_text and line.plan.data.packing == "concat":
-        yield f"packing: concat may cut it anywhere: sequences of {length} tokens hold rows on end"
 
 
 def _shown_segments(

@@ -9,7 +9,6 @@ from expert.data.records import DataError
 from expert.planning.decisions import Remark
 
 if TYPE_CHECKING:
-    from expert.data.feed.streaming import Stream
     from expert.data.prepared import PreparedSplit
     from expert.planning.run_plan import RunPlan
 
@@ -48,53 +47,27 @@ def remark_on_left_out(
     return [Remark.warning(MAX_LENGTH, text)] if text else []
 
 
-def _truncation_warning(plan: RunPlan, split: PreparedSplit) -> str:
-    """A warning about truncated rows, which lose the end of their answers."""
-    over = split.index.overlong
-    cut = over.cut - over.unlearnt  # unlearnt rows were cut too, but have their own warning
-    share = cut / max(1, split.rows)
-    if share < CUT_WARNING_SHARE:
-        return ""
-    return (
-        f"{split.name}: {cut:,} of {split.rows:,} rows ({share:.0%}) are cut at max_seq_length "
-        f"{plan.data.max_seq_length} and lose the end of their answers (the longest row has "
-        f"{split.statistics.longest:,} tokens)  (a larger {MAX_LENGTH})"
-    )
-
-
-def _dropped_pairs_warning(plan: RunPlan, split: PreparedSplit) -> str:
-    """A warning about pairs without room in a sequence: none of them is cut."""
-    dropped = split.index.overlong.dropped
-    if not dropped:
-        return ""
-    share = dropped / max(1, split.rows)
-    return (
-        f"{split.name}: {dropped:,} of {counted(split.rows, 'pair')} ({share:.0%}) are left out: "
-        f"prompt and answers together are longer than max_seq_length {plan.data.max_seq_length} "
-        f"(the longest has {split.statistics.longest:,} tokens)  (a larger {MAX_LENGTH})"
-    )
-
-
-def remarks_on_length(
-    plan: RunPlan, *splits: PreparedSplit | None, cut: bool = True
-) -> list[Remark]:
-    """Warnings about rows that packing left out and, with `cut`, about truncated ones."""
+def remarks_on_length(plan: RunPlan, *splits: PreparedSplit | None) -> list[Remark]:
+    """Warnings about rows that packing left out, or truncated so that they lose the end of their
+    answers."""
     texts: list[str] = []
     for each in filter(None, splits):
-        unlearnt = each.index.overlong.unlearnt
-        texts.append(
-            left_out_warning(plan, each.name, unlearnt, each.rows, each.statistics.longest)
-        )
-        texts.append(_truncation_warning(plan, each) if cut else "")
-        texts.append(_dropped_pairs_warning(plan, each) if plan.objective.loss else "")
+        over, rows, longest = each.index.overlong, each.rows, each.statistics.longest
+        texts.append(left_out_warning(plan, each.name, over.unlearnt, rows, longest))
+        limit, fix = f"max_seq_length {plan.data.max_seq_length}", f"(a larger {MAX_LENGTH})"
+        cut = over.cut - over.unlearnt  # unlearnt rows were cut too, but have their own warning
+        if cut >= CUT_WARNING_SHARE * max(1, rows):
+            texts.append(
+                f"{each.name}: {cut:,} of {rows:,} rows ({cut / rows:.0%}) are cut at {limit} and "
+                f"lose the end of their answers (the longest row has {longest:,} tokens)  {fix}"
+            )
+        if plan.objective.loss and over.dropped:  # no pair is cut
+            texts.append(
+                f"{each.name}: {over.dropped:,} of {counted(rows, 'pair')} "
+                f"({over.dropped / rows:.0%}) are left out: prompt and answers together are longer "
+                f"than {limit} (the longest has {longest:,} tokens)  {fix}"
+            )
     return [Remark.warning(MAX_LENGTH, text) for text in texts if text]
-
-
-def remarks_on_stream(plan: RunPlan, stream: Stream, *splits: PreparedSplit | None) -> list[Remark]:
-    """Warnings about the first rows of a stream and the other splits."""
-    rows = stream.first_rows
-    first = remark_on_left_out(plan, stream.first_left_out, rows, of=f"the first {rows:,} rows")
-    return [*first, *remarks_on_length(plan, *splits)]
 
 
 def require_rows(

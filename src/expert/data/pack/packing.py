@@ -20,8 +20,7 @@ from expert.data.pack.pack import (
     pack_none,
 )
 from expert.data.pack.pack_index import PackIndex
-from expert.data.tokens.documents import FlatDocuments, shard_of
-from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.documents import FlatDocuments
 from expert.planning.choose.sequences import (
     LENGTH_MULTIPLE,
     PACKED_FILL,
@@ -66,11 +65,6 @@ def rows_to_pack(
     at = np.flatnonzero(doubtful[pieces.document])
     trained = store.have_targets(documents[pieces.document[at]], pieces.start[at], pieces.stop[at])
     return RowsToPack(lengths, at[~trained])
-
-
-def count_untrainable_rows(plan: RunPlan, batch: EncodedBatch) -> int:
-    """How many of these rows packing would leave out."""
-    return count_untrainable(plan, FlatDocuments([shard_of(batch)]))
 
 
 def count_untrainable(plan: RunPlan, store: FlatDocuments) -> int:

@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.data.read.row_text import fault_in
-from expert.data.read.streams import (
-    bad_row,
-    check_columns,
-    data_error,
-    open_seekable,
-    refuse_bomb,
-)
+from expert.data.read.streams import bad_row, check_columns, data_error, open_seekable, refuse_bomb
 from expert.data.records import BadRow, Row
 
 

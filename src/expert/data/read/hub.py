@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -14,7 +13,6 @@ from expert.core.install import pip_install
 from expert.data.read.streams import data_error, data_not_found
 from expert.data.records import BadRow, DataError, Row
 
-_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
 _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
 
 
@@ -22,7 +20,7 @@ def read_hub(
     name: str, *, split: str, config: str | None, streaming: bool
 ) -> Iterator[Row | BadRow]:
     """The rows of `name`, downloaded into the hub's cache or streamed."""
-    dataset = _load(name, split=split, config=config, streaming=streaming)
+    dataset = _opened(name, config, split, streaming)
     from expert.data.read.arrow_rows import rows_of_batches
 
     tables = dataset.with_format("arrow").iter(batch_size=1000)
@@ -37,35 +35,22 @@ def hub_fingerprint(name: str, *, split: str, config: str | None, streaming: boo
     """Changes when the rows do. Of a stream only the name is hashed, not the rows."""
     if streaming:
         return hashlib.sha256(json.dumps([name, split, config]).encode()).hexdigest()
-    fingerprint: str = _load(name, split=split, config=config, streaming=False)._fingerprint
+    fingerprint: str = _opened(name, config, split, False)._fingerprint
     return hashlib.sha256(fingerprint.encode()).hexdigest()
-
-
-def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
-    try:
-        importlib.import_module("datasets")
-    except ImportError as error:
-        what = "reading from the hub needs the package 'datasets'"
-        raise data_error(name, what, pip_install("hub")) from error
-    sliced = _SLICE.fullmatch(split) if streaming else None
-    if streaming and "[" in split and sliced is None:
-        what = "streamed rows can only be sliced by row number"
-        fix = "write the slice as [start:end], or set streaming: false"
-        raise data_error(f"{name}::{split}", what, fix)
-    dataset = _opened(name, config, sliced["split"] if sliced else split, streaming)
-    if sliced:
-        start = int(sliced["start"] or 0)
-        dataset = dataset.skip(start)
-        if sliced["end"]:
-            dataset = dataset.take(max(0, int(sliced["end"]) - start))
-    return dataset
 
 
 @cache
 def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
     """Open a data set. Cached, because a command opens it several times (to plan, hash and read):
     the hub is asked once, and all see the same rows."""
-    datasets = importlib.import_module("datasets")
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ImportError as error:
+        what = "reading from the hub needs the package 'datasets'"
+        raise data_error(name, what, pip_install("hub")) from error
+    if streaming and "[" in split:
+        what = "streamed rows cannot be sliced"
+        raise data_error(f"{name}::{split}", what, "set max_samples, or streaming: false")
     if not _answers():  # the client would try six times, for 25 s, before it uses its cache
         constants: Any = importlib.import_module("huggingface_hub.constants")
         datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Generator, Iterator
 
-from expert.data.examples.messages import is_messages
 from expert.data.read.row_text import DECODER, broken_json, row_in, row_of
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
@@ -26,7 +25,7 @@ from expert.data.records import BadRow, Row, RowError
 _HEAD_BYTES = 2**18
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ANY_JSON = json.JSONDecoder()
-_SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
+_HELD_BY = ("data", "train", "validation", "valid", "val", "dev", "test", "eval")
 _WHAT_IS_READ = 'write an array of objects, {"data": [...]} or one object a line'
 
 
@@ -47,8 +46,7 @@ def is_array(stream: io.BufferedReader) -> bool:
 
 def read_json(stream: io.BufferedReader, file: str) -> Iterator[Row | BadRow]:
     """The objects of the array, or of the lines if the file is JSON Lines with a wrong suffix."""
-    head = stream.peek(_HEAD_BYTES).lstrip()
-    if head.startswith(b"{") and _is_json_lines(head):
+    if _is_json_lines(stream.peek(_HEAD_BYTES).lstrip()):
         yield from read_jsonl(stream, file)
         return
     text = stream.read().decode("utf-8", "surrogateescape")
@@ -69,14 +67,15 @@ def read_json(stream: io.BufferedReader, file: str) -> Iterator[Row | BadRow]:
 
 
 def _is_json_lines(head: bytes) -> bool:
-    """Whether the first line is a whole object and something follows: a JSON Lines file."""
-    first, newline, rest = head.partition(b"\n")
-    if not newline or not rest.strip():
-        return False
+    """Whether the first line is a whole object, and not one that holds the rows."""
+    first, _, rest = head.partition(b"\n")
     try:
-        return isinstance(json.loads(first), dict)
+        values = json.loads(first)
     except (ValueError, RecursionError):
         return False
+    if not isinstance(values, dict):
+        return False
+    return bool(rest.strip()) or not any(isinstance(values.get(key), list) for key in _HELD_BY)
 
 
 def _after_space(text: str, place: int) -> int:
@@ -85,25 +84,16 @@ def _after_space(text: str, place: int) -> int:
 
 
 def _read_object(text: str, start: int, file: str) -> Iterator[Row | BadRow]:
-    """The rows under "data", or a single object on one line as a row, unless it holds only lists
-    and objects: columns, splits or rows by their id."""
-    values, end = _ANY_JSON.raw_decode(text, start)
-    splits = [key for key in ("data", *_SPLITS) if isinstance(values.get(key), list)]
-    if "data" in splits:
-        if len(splits) > 1:
-            what = f'there are rows under {splits[1]!r} as well as under "data"'
-            raise data_error(file, what, "save each as a file of its own")
-        yield from _read_array(text, _place_of_data(text, start + 1), file)
-        return
-    held = values.values()
-    is_row = not held or any(is_messages(v) or not isinstance(v, dict | list) for v in held)
-    if "\n" in text[start:end] or not is_row:
+    """The rows under "data"."""
+    values, _ = _ANY_JSON.raw_decode(text, start)
+    found = [key for key in _HELD_BY if isinstance(values.get(key), list)]
+    if "data" not in found:
         keys = ", ".join(repr(key) for key in list(values)[:5])
         raise data_error(file, f'the object has no array under "data", only {keys}', _WHAT_IS_READ)
-    row = row_in(text[start:].rstrip(), file, text.count("\n", 0, start) + 1)
-    if isinstance(row, BadRow):
-        raise data_error(f"{file}:{row.line}", row.reason, _WHAT_IS_READ)
-    yield row
+    if len(found) > 1:
+        what = f'there are rows under {found[1]!r} as well as under "data"'
+        raise data_error(file, what, "save each as a file of its own")
+    yield from _read_array(text, _place_of_data(text, start + 1), file)
 
 
 def _place_of_data(text: str, place: int) -> int:

@@ -61,55 +61,49 @@ class Source:
 
 
 @dataclass(frozen=True)
-class TaskSources:
-    """The sources of one task of a multi-task data set."""
-
-    name: str
-    weight: float
-    train: Source
-    validation: Source | None = None
-    test: Source | None = None
-
-
-@dataclass(frozen=True)
 class Sources:
-    """The source of each split; `tasks` instead of `train` for a multi-task data set."""
+    """The source of each split; of a multi-task data set those of its tasks instead."""
 
     train: Source | None
     validation: Source | None = None
     test: Source | None = None
-    tasks: tuple[TaskSources, ...] = ()
+    weight: float = 1.0
+    """Of a task."""
+    tasks: tuple[Sources, ...] = ()
+
+    def of(self, split: str) -> list[Source]:
+        """The sources of a split: one per task, or just one."""
+        found = [getattr(each, split) for each in self.tasks or (self,)]
+        return [source for source in found if source is not None]
+
+    @property
+    def weights(self) -> list[float]:
+        return [each.weight for each in self.tasks or (self,)]
 
     @property
     def trains(self) -> list[Source]:
-        """The sources of training rows: one per task, or just one."""
-        own = [self.train] if self.train is not None else []
-        return [task.train for task in self.tasks] or own
+        return self.of("train")
 
     @property
     def every(self) -> list[Source]:
-        named = [self.train, self.validation, self.test]
-        for task in self.tasks:
-            named += [task.train, task.validation, task.test]
-        return [source for source in named if source is not None]
+        return [*self.trains, *self.of("validation"), *self.of("test")]
 
 
 def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     """Find all sources in the manifest, relative to its folder; reads and downloads nothing."""
     finder = _Finder(spec, folder)
     if spec.tasks:
-        tasks = tuple(
-            TaskSources(
-                name,
-                task.weight,
+        tasks = [
+            Sources(
                 finder.find(task.train, "train"),
                 finder.find(task.valid, "validation") if task.valid else None,
                 finder.find(task.test, "test") if task.test else None,
+                task.weight,
             )
-            for name, task in spec.tasks.items()
-        )
+            for task in spec.tasks.values()
+        ]
         held_out = [source for task in tasks for source in (task.validation, task.test)]
-        apart = (replace(task, train=_apart_from(task.train, held_out)) for task in tasks)
+        apart = (replace(task, train=_apart_from(task.trains[0], held_out)) for task in tasks)
         return Sources(None, tasks=tuple(apart))
     path = spec.path
     named: dict[Split, str | None] = {"validation": spec.validation_path, "test": spec.test_path}

@@ -11,12 +11,7 @@ from os.path import commonprefix
 
 from expert.data.examples.tools import has_tools, tool_names
 from expert.data.records import DataError, Example, Segment, Turn
-from expert.data.template.sandbox import (
-    CHATML_FIX,
-    WRITTEN_DATE,
-    SandboxedTemplate,
-    refuse_costly,
-)
+from expert.data.template.sandbox import CHATML_FIX, WRITTEN_DATE, SandboxedTemplate, refuse_costly
 from expert.data.template.templates import (
     Template,
     TemplateError,

@@ -57,16 +57,9 @@ def _refuse(message: str) -> None:
     raise _Refusal(message)
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, **more: Any) -> str:
     """As in transformers: nothing is escaped for HTML."""
-    layout: dict[str, Any] = {"indent": indent, "separators": separators}
-    return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **layout)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
 
 
 class SandboxedTemplate:

@@ -170,17 +170,8 @@ class NamedTemplate(Template):
 
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
         check_prompt_turns(turns)
-        asked = Example(tuple(turns), tools=tools)
-        turns = self._plain_turns(asked) if has_tools(asked) else turns
-        layout = self.layout
-        opening, end = layout.answer
-        written = (
-            opening + layout.lead + turn.text + end
-            if turn.role == "assistant"
-            else self._before_answer(turns, place)
-            for place, turn in enumerate(turns)
-        )
-        return "".join(written) + opening
+        answered = Example((*turns, Turn("assistant", "")), tools=tools)
+        return "".join(segment.text for segment in self.segments(answered)[:-1])
 
     def _before_answer(self, turns: Sequence[Turn], place: int) -> str:
         """A system or user turn at its position in the conversation."""

@@ -191,7 +191,7 @@ class DocumentStore(FlatDocuments):
             shard
             for folder in folders
             for entry in read_json(folder / "state.json")["_data_files"]
-            for shard in open_shards(folder / entry["filename"])
+            for shard in _open_shards(folder / entry["filename"])
         ]
         super().__init__([shard for shard, _ in opened])
         self._rows = [rows for _, rows in opened]
@@ -202,7 +202,7 @@ class DocumentStore(FlatDocuments):
         return int(self._rows[shard][document - self._first[shard]])
 
 
-def open_shards(path: Path) -> Iterator[tuple[Shard, Ids]]:
+def _open_shards(path: Path) -> Iterator[tuple[Shard, Ids]]:
     """The documents of a file, memory-mapped, and their row numbers."""
     for batch in pa.ipc.open_stream(pa.memory_map(str(path))):
         ids, spans, rows = batch.columns

@@ -161,7 +161,11 @@ class TextEncoder:
             position += len(segment.text)
             token = encoding.char_to_token(position)
             if token is None or encoding.token_to_chars(token)[0] != position:
-                return self._one_by_one(segments)
+                parts = [
+                    self.tokenizer.encode(each.text, add_special_tokens=False).ids
+                    for each in segments
+                ]
+                return list(chain.from_iterable(parts)), [0, *accumulate(map(len, parts))]
             edges.append(token)
         return encoding.ids, [*edges, len(encoding)]
 
@@ -185,14 +189,6 @@ class TextEncoder:
             edges.append(before)
             done = last
         return tokens, [*edges, len(tokens)]
-
-    def _one_by_one(self, segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
-        ids: list[int] = []
-        edges = [0]
-        for segment in segments:
-            ids += self.tokenizer.encode(segment.text, add_special_tokens=False).ids
-            edges.append(len(ids))
-        return ids, edges
 
 
 def edges_of(counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -346,9 +342,8 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     more = _read_json(folder / "special_tokens_map.json")
     template = config.get("chat_template")
     if isinstance(template, list):  # several named templates: the default one
-        entries = [entry for entry in template if isinstance(entry, dict)]
-        named = {str(entry.get("name")): entry.get("template") for entry in entries}
-        template = named.get("default")
+        named = (each for each in template if isinstance(each, dict))
+        template = next((e.get("template") for e in named if e.get("name") == "default"), None)
     file = folder / "chat_template.jinja"
     if file.is_file():
         template = read_text(file)

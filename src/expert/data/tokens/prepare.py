@@ -86,9 +86,8 @@ class Recipe:
     def difference(self, other: dict[str, Any]) -> str:
         """What differs from another recipe, in words."""
         special = {"template": "the prompt template", "learn_prompt": "train_on_prompt"}
-        special["max_samples"] = "max_samples"
         changed = [
-            special.get(name, f"the {name}")
+            special.get(name, name if name == "max_samples" else f"the {name}")
             for name, value in asdict(self).items()
             if value != other.get(name)
         ]
@@ -115,8 +114,11 @@ class Prepared:
     statistics: DocumentStatistics
     key: str
     """Identifies the content, whatever the folder is called."""
-    damaged: bool = False
-    """A damaged folder was moved aside."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a damaged folder was moved aside."""
+        return self.because.startswith(DAMAGED)
 
     @property
     def left_out(self) -> str:
@@ -155,8 +157,7 @@ def prepare(work: TokeniseJob, recipe: Recipe, folder: Path) -> Prepared:
                         raise
         # The C library keeps more than 100 MB of freed memory after a data set of any size.
         ctypes.CDLL(None).malloc_trim(0)
-    statistics, damaged = read_statistics(folder), because.startswith(DAMAGED)
-    return Prepared(folder, state is None, because, statistics, recipe.key(), damaged)
+    return Prepared(folder, state is None, because, read_statistics(folder), recipe.key())
 
 
 def _make_room(folder: Path, why: str) -> str:

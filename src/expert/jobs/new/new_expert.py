@@ -59,7 +59,6 @@ SAMPLED_ROWS = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTIONS = {
     r"training\.dataset\.json_values: true": "--json-values",
-    r"--set training\.dataset\.encoding=": "--encoding ",
     r"set training\.dataset\.encoding": "name its --encoding",
     r"remove training\.dataset\.encoding": "leave out --encoding",
     r"training\.dataset\.field_mapping\.messages: (.+) reads": r"--map messages=\1 reads",
@@ -316,7 +315,7 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
         why = "it is empty  (put rows into it; without --from a few rows to start with are written)"
         if first and isinstance(first[0], BadRow):
             why = str(first[0])
-        raise CannotCreate(f"--from {data}: {no_row} can be read: {why}")
+        raise _unusable(data, f"{no_row} can be read: {why}")
     seen = survey_rows(iterate(_source(data, encoding)))
     is_mapped = "rejected" in asked.get("field_mapping", {})
     try:

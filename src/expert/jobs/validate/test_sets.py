@@ -130,9 +130,7 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
         )
     sources = resolve_sources(spec, place)
     for split in ("test", "validation"):
-        tasks = [getattr(task, split) for task in sources.tasks]
-        own = [source for source in tasks or [getattr(sources, split)] if source is not None]
-        if own:
+        if own := sources.of(split):
             names = ", ".join(source.name for source in own)
             return _of_sources(own, spec, f"{split} rows: {names}")
         file = place / CASE_FILE

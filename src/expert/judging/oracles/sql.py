@@ -106,9 +106,9 @@ def _for_sqlite(tree: Any, text: str, dialect: str) -> str:
 
 
 def _run_expected(wanted: Any, query: str, setup: list[str], seconds: float) -> list[_Expected]:
-    """Results of the expected query on every set of rows; NoOracle if SQLite cannot run it."""
-    sqlglot = import_optional("sqlglot")
-    reads = isinstance(wanted, sqlglot.exp.Query)
+    """Results of the expected query on every set of rows, and whether each depends on the query
+    alone; NoOracle if SQLite cannot run it."""
+    reads = isinstance(wanted, import_optional("sqlglot").exp.Query)
     with Sandbox(seconds) as box:
         try:
             box.set_up(setup)
@@ -116,10 +116,28 @@ def _run_expected(wanted: Any, query: str, setup: list[str], seconds: float) -> 
             columns = box.columns()
         except (StatementRefused, LimitExceeded) as fault:
             raise NoOracle(f"the tables of the case cannot be made in SQLite: {fault}") from None
-    made: list[Rows] = [{}]
+    sets: list[Rows] = [{}]
     if reads and not full:
-        made = [rows_for_query(wanted, columns, seed=seed) for seed in range(SYNTHETIC_SETS)]
-    return [_run_on(rows, wanted, query, setup, seconds, reads=reads) for rows in made]
+        sets = [rows_for_query(wanted, columns, seed=seed) for seed in range(SYNTHETIC_SETS)]
+    found = []
+    for made in sets:
+        rows, before, after = _result(query, setup, made, seconds, reads=reads)
+        other, doubt = rows, ""
+        if made:
+            other, before, after = _result(query, setup, made, seconds, reads=reads, turned=True)
+        if reads and not rows:
+            doubt = "the expected query returns no rows"
+        elif made and not any(value for row in rows for value in row):
+            doubt = "the tables of the case are empty, and on rows made for them the query counts "
+            doubt += "none"
+        elif difference(rows, other, ordered=False) is not None:
+            doubt = "what the expected query returns depends on the order in which tables are read"
+        elif not reads and after == before:
+            doubt = "the expected statement changes nothing"
+        ordered = reads and wanted.args.get("order") is not None
+        ordered = ordered and difference(rows, other, ordered=True) is None  # without ties
+        found.append(_Expected(reads, ordered, rows, after, doubt, made))
+    return found
 
 
 def _result(
@@ -135,28 +153,6 @@ def _result(
             box.reverse_unordered_reads()
         rows = box.run(query, reads=reads)
         return rows, before, {} if reads else box.state()
-
-
-def _run_on(
-    made: Rows, wanted: Any, query: str, setup: list[str], seconds: float, *, reads: bool
-) -> _Expected:
-    """The result of the expected query on these rows, and whether it depends on the query alone."""
-    rows, before, after = _result(query, setup, made, seconds, reads=reads)
-    other = rows
-    if made:
-        other, before, after = _result(query, setup, made, seconds, reads=reads, turned=True)
-    doubt = ""
-    if reads and not rows:
-        doubt = "the expected query returns no rows"
-    elif made and not any(value for row in rows for value in row):
-        doubt = "the tables of the case are empty, and on rows made for them the query counts none"
-    elif difference(rows, other, ordered=False) is not None:
-        doubt = "what the expected query returns depends on the order in which tables are read"
-    elif not reads and after == before:
-        doubt = "the expected statement changes nothing"
-    ordered = reads and wanted.args.get("order") is not None
-    ordered = ordered and difference(rows, other, ordered=True) is None  # without ties
-    return _Expected(reads=reads, ordered=ordered, rows=rows, state=after, doubt=doubt, made=made)
 
 
 def _run_answer(

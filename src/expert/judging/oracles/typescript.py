@@ -42,7 +42,10 @@ def tokens(text: str, *, tsx: bool = False) -> list[str]:
     """The tokens of a program: no whitespace, no comments, no optional semicolons or commas, one
     kind of quotation marks; DoesNotParse if it does not parse."""
     check_parseable(text)
-    tree = _tree(text, tsx=tsx)
+    tree_sitter, grammar = import_optional("tree_sitter"), import_optional("tree_sitter_typescript")
+    kind = grammar.language_tsx() if tsx else grammar.language_typescript()
+    parser = tree_sitter.Parser(tree_sitter.Language(kind))
+    tree = parser.parse(text.encode("utf-8", "replace"))
     if tree.root_node.has_error:
         faults = (node for node in _nodes(tree) if node.is_error or node.is_missing)
         row, column = next((node.start_point for node in faults), (0, 0))
@@ -53,13 +56,6 @@ def tokens(text: str, *, tsx: bool = False) -> list[str]:
         for place, word in enumerate(words)
         if not (word == ";" or (word in _BETWEEN and words[place + 1 : place + 2] in _ENDS))
     ]
-
-
-def _tree(text: str, *, tsx: bool) -> Any:
-    tree_sitter, grammar = import_optional("tree_sitter"), import_optional("tree_sitter_typescript")
-    kind = grammar.language_tsx() if tsx else grammar.language_typescript()
-    parser = tree_sitter.Parser(tree_sitter.Language(kind))
-    return parser.parse(text.encode("utf-8", "replace"))
 
 
 def _nodes(tree: Any) -> Iterator[Any]:
