@@ -228,6 +228,17 @@ def test_tokens_without_eos_give_a_warning(tmp_path):
     assert "would not learn to stop" in prepare(file).doubts[0].text
 
 
+def test_rows_that_are_packed_already_are_warned_of(tmp_path):
+    text = "".join(f"Row {n} says {n}.<|im_end|>\n" for n in range(900))
+    ids = encoded(text)
+    rows = [{"input_ids": ids[at : at + 300]} for at in range(0, len(ids), 300)]
+    [doubt] = prepare(token_expert(tmp_path, rows)).doubts
+    assert f"{len(ids) // 300} of {len(rows)} rows have 300 tokens and seem to be" in doubt.text
+    single = [{"input_ids": encoded(f"Row {n}.<|im_end|>\n")} for n in range(10, 90)]
+    (tmp_path / "single").mkdir()
+    assert not prepare(token_expert(tmp_path / "single", single)).doubts
+
+
 def test_tokens_are_counted_without_their_tokenizer(tmp_path):
     file = token_expert(tmp_path, ROWS, model="Qwen/Qwen3-0.6B", max_seq_length=128)
     length = expert.plan(file).length

@@ -109,8 +109,7 @@ def _show_report(report: DatasetReport, console: Console) -> None:
     for split in report.splits:
         if split.bad_rows:
             show(console, f"{split.name}: bad rows", "bold")
-            rest = split.bad_rows - len(split.first_bad_rows)
-            for line in [*split.first_bad_rows, *([f"… and {rest:,} more"] if rest else [])]:
+            for line in split.bad_row_lines():
                 show(console, f"  {line}")
     warnings = report.warnings()
     for line in warnings:

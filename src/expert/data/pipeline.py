@@ -57,6 +57,7 @@ LATE_COLUMN = (
 )
 TEXTS_FILE = ".texts.json"
 """In the cache: the warnings about texts."""
+FEW_PAIRS, MOSTLY_LONGER = 20, 0.9
 FIRST_ROWS = 300
 """Training rows whose text is looked at before every run: about 10 ms."""
 STREAM_WINDOW_ROWS = 4096
@@ -359,13 +360,16 @@ def source_column_remarks(
 
 
 def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str]:
-    found, alike = TextWarnings(), list[str]()
+    found, alike, longer = TextWarnings(), list[str](), 0
     for row in islice(reading.rows(), FIRST_ROWS):
         made = reading.segments_of(row) if isinstance(row, Row) else None
         if not isinstance(row, Row) or not isinstance(made, list):
             continue
-        if isinstance(made, Branched) and made.conversations[0] == made.conversations[1]:
-            alike.append(row.place)
+        if isinstance(made, Branched) and all(made.conversations[:2]):
+            sizes = [sum(len(each.text) for each in its) for its in made.conversations]
+            longer += sizes[0] > sizes[1]
+            if made.conversations[0] == made.conversations[1]:
+                alike.append(row.place)
         example = first_example(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
         found.note(example, made, row.place, overruled_system(row.values, columns))
@@ -373,6 +377,9 @@ def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str
     if alike:
         what = f"{counted(len(alike), 'row')} of the first {found.examples:,} prefer an answer to"
         lines.append(f"{name}: {what} itself, such as {alike[0]}: nothing is learnt from them")
+    if found.examples >= FEW_PAIRS and longer >= MOSTLY_LONGER * found.examples:
+        what = f"{longer:,} of the first {found.examples:,} preferred answers are the longer ones"
+        lines.append(f"{name}: {what}: the model may learn to write long answers")
     return lines
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from expert.data.examples.text_warnings import MARKERS, TextWarnings, leftover_markers
 from expert.data.inspect.audit import (
+    LEAKS,
+    NEARLY,
     SAME,
     SAME_PROMPT,
     SHOWN_PAIRS,
     ExampleTable,
+    Pairs,
     SplitReport,
     duplicates,
     leaks,
     length_summary,
+    near_key,
     table_of,
 )
 from expert.data.records import Example, Row, Segment, Turn
@@ -19,8 +23,9 @@ from tests.data.tokenizers import small_encoder
 from tests.each import each
 
 
-def talk(request: str, answer: str) -> Example:
-    return Example((Turn("user", request), Turn("assistant", answer)))
+def talk(request: str, answer: str, system: str = "") -> Example:
+    turns = (Turn("user", request), Turn("assistant", answer))
+    return Example((Turn("system", system), *turns) if system else turns)
 
 
 def collected(examples: list[Example], file: str = "a.jsonl") -> ExampleTable:
@@ -30,7 +35,22 @@ def collected(examples: list[Example], file: str = "a.jsonl") -> ExampleTable:
         or [Segment(example.text, True)]
         for example in examples
     ]
-    return table_of(rows, small_encoder().encode(texts), {})
+    return table_of(rows, [near_key(each) for each in examples], small_encoder().encode(texts), {})
+
+
+def counts(found: dict[str, Pairs]) -> list[int]:
+    return [found[kind].count for kind in LEAKS]
+
+
+def test_nearly_equal_examples_differ_in_system_text_case_and_spacing_only():
+    plain, dressed = talk("Count  to\n3", "One"), talk("count to 3", "one ", system="Be kind.")
+    assert near_key(plain) == near_key(dressed)
+    assert near_key(plain) != near_key(talk("count to 4", "one"))
+    assert near_key(talk("ab", "c")) != near_key(talk("a", "bc"))
+    four = Example((*talk("a", "b").turns, *talk("c", "d").turns))
+    assert near_key(four) != near_key(talk("a", "busercassistantd"))
+    assert near_key(Example(text="a")) != near_key(Example(text="b"))
+    assert near_key(Example(text="\ud800")) > 0  # a lone surrogate is no obstacle
 
 
 @each("marker", MARKERS)
@@ -49,10 +69,14 @@ def test_duplicates_are_counted_and_the_first_few_point_to_the_first_occurrence(
 
 def test_every_leak_is_counted_once_under_its_gravest_kind_with_both_places():
     train = collected([talk("x", "y"), talk("q", "a"), talk("p", "b")], "train.jsonl")
-    other = collected([talk("p", "other"), talk("x", "y"), talk("new", "y")], "test.jsonl")
+    other = collected(
+        [talk("p", "other"), talk("Q", "a", system="s"), talk("x", "y"), talk("new", "y")],
+        "test.jsonl",
+    )
     found = leaks(train, other)
-    assert [pairs.count for pairs in found.values()] == [1, 1]
-    assert found[SAME].shown == (("test.jsonl:2", "train.jsonl:1"),)
+    assert counts(found) == [1, 1, 1]
+    assert found[SAME].shown == (("test.jsonl:3", "train.jsonl:1"),)
+    assert found[NEARLY].shown == (("test.jsonl:2", "train.jsonl:2"),)
     assert found[SAME_PROMPT].shown == (("test.jsonl:1", "train.jsonl:3"),)
 
 
@@ -106,6 +130,7 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
     [
         ("User: What is a river?\nAssistant: Water.", True),
         ("<human>: What is a river?\n<bot>: Water.", True),
+        ("A chat. USER: What is a river? ASSISTANT: Water.", True),
         (f"Q:{chr(10) * 20_000}", False),  # at once, not in a minute
         ("A user: and an assistant: met.", False),
     ],
@@ -116,6 +141,7 @@ def test_plain_text_that_is_a_conversation_is_warned_about(text, told):
     assert any("written as a conversation" in line for line in split.warnings()) == told
 
 
+MESSAGES_AS_JSON = '[{"role": "user", "content": "Name a river."}]'
 LONG = "Which rivers meet near Iquitos?"
 WEATHER = '[{"type": "function", "function": {"name": "weather"}}]'
 
@@ -135,6 +161,11 @@ def told_of(example: Example, others: int = 0) -> str:
     [
         (talk("Wo liegt MÃ¼nchen?", "a"), "1 example with characters of a wrong encoding"),
         (Example(text="a \ufffd b"), "1 example with characters of a wrong encoding"),
+        (
+            talk("Human: Hi.\nAssistant: Hello.\nHuman: Bye.\nAssistant: ", "a"),
+            "the model sees it as one turn",
+        ),
+        (talk("a", MESSAGES_AS_JSON), "messages written as JSON text, which is trained on as text"),
         (talk(LONG, f"{LONG} The Ucayali."), "the whole request in the answer"),
     ],
 )
@@ -145,6 +176,7 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
 @each(
     "example",
     [
+        talk("a", '[{"from": "Berlin", "value": "3"}, {"from": "Rome", "value": "9"}]'),
         talk("a", "<p><s>old</s> new <s>old</s>"),
         talk("MÃE, MAÇÃ, «château», “ă”", "Â"),
         talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"),

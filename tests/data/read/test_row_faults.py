@@ -127,6 +127,8 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
         f"invalid UTF-8: byte 0xff at character 3{UTF8}",
     ),
     "nul": (b"1,x\0y", "NUL character in 'b'"),
+    "after_quote": (b'1,"x"y', "broken CSV: ',' expected after '\"'"),
+    "open_quote": (b'1,"x', "broken CSV: a quoted value is opened and not properly closed"),
     "over_5_mb": (b"1," + b"x" * MAX_ROW_BYTES, "5.0 MB long, the limit is 5 MB"),
 }
 
@@ -167,30 +169,49 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_pat
     [
         (b"a,b,a\n1,2,3\n", "rows.csv:1: two columns are named 'a'  (name every column once)"),
         (b"a,b,,\n1,2,,\n", "rows.csv:1: columns without a name  (name every column once)"),
-        (b"a,b\r1,2\r", "rows.csv:1: broken CSV: new-line character"),
+        (b"a,b\r1,2\r", "rows.csv:1: the header: broken CSV: new-line character"),
         (b"\na,\xff\n", "rows.csv:2: the header: invalid UTF-8: byte 0xff at character"),
         (
             b"a,\0\n",
             "rows.csv:1: the header: NUL character in the name of a column  (fix the first line)",
         ),
-        (",".join(f"c{n}" for n in range(1_001)), f"rows.csv:1: {WIDE}"),
-        (b'a,b\n"x\ny",z\n1,"x"y\n2,3\n', "rows.csv:4: broken CSV: ',' expected after '\"'"),
-        (b'a,b\n1,"2\n3,4\n', "rows.csv:2: broken CSV: a quoted value is opened and not closed"),
         (
-            b'a,b\n1,"2\n' + b"long row,of a file\n" * (MAX_ROW_BYTES // 19 + 2),
-            "rows.csv:2: a quoted value is opened and not closed within 5 MB  (close the quote, ",
+            b'a,"b\n1,2\n',
+            "rows.csv:1: the header: broken CSV: a quoted value is opened and not properly closed",
         ),
+        (",".join(f"c{n}" for n in range(1_001)), f"rows.csv:1: {WIDE}"),
     ],
+    ids=["twice", "nameless", "cr", "utf8", "nul", "quote", "wide"],
 )
-def test_a_csv_without_a_usable_header_or_with_a_broken_quote_is_refused(content, text, tmp_path):
+def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
     assert refusal(written(tmp_path, "rows.csv", content)).startswith(text)
 
 
-def test_a_file_in_another_encoding_is_read_when_it_is_named(tmp_path):
-    content = "a,b\nStraße,größer beim früher\n".encode("cp1252")
-    path = written(tmp_path, "rows.csv", content)
-    assert outline(path) == [(2, f"invalid UTF-8: byte 0xdf at character 5{UTF8}")]
-    assert good(path, encoding="cp1252") == [{"a": "Straße", "b": "größer beim früher"}]
+WESTERN = "".join(f"Straße {n},größer beim früher\n" for n in range(9))
+CYRILLIC = "".join(f"улица {n},шире чем раньше\n" for n in range(9))
+
+
+@each(
+    ("content", "encoding", "probable"),
+    [
+        (
+            WESTERN,
+            "cp1252",
+            "it is not UTF-8, probably cp1252  (--set training.dataset.encoding=cp1252)",
+        ),
+        (CYRILLIC, "cp1251", "it is not UTF-8  (--set training.dataset.encoding=NAME)"),
+    ],
+)
+def test_a_file_in_another_encoding_is_refused_once_and_read_when_it_is_named(
+    content, encoding, probable, tmp_path
+):
+    path = written(tmp_path, "rows.csv", ("a,b\n" + content).encode(encoding))
+    assert refusal(path) == f"rows.csv: {probable}"
+    rows = good(path, encoding=encoding)
+    assert [row["b"] for row in rows] == [line.split(",")[1] for line in content.splitlines()]
+    damaged = content.encode().replace(b" ", b"\xff", 18)  # UTF-8, but for a few places
+    found = list(read_rows(written(tmp_path, "damaged.csv", b"a,b\n" + damaged)))
+    assert sum(isinstance(row, BadRow) for row in found) > 5
 
 
 def test_an_encoding_that_nobody_knows_or_that_is_not_used_is_refused(tmp_path):
@@ -201,6 +222,14 @@ def test_an_encoding_that_nobody_knows_or_that_is_not_used_is_refused(tmp_path):
     write(tmp_path / "a.parquet", [{"a": "x"}])
     assert "has no encoding  (remove training.dataset" in refusal(
         tmp_path / "a.parquet", encoding="cp1252"
+    )
+
+
+def test_a_quote_that_megabytes_do_not_close_ends_the_reading(tmp_path):
+    lines = b'a,b\n1,"2\n' + b"long row,of a file\n" * (MAX_ROW_BYTES // 19 + 2)
+    assert refusal(written(tmp_path, "rows.csv", lines)) == (
+        "rows.csv:2: a quoted value is opened and not closed within 5 MB  (close the quote, or "
+        "remove it)"
     )
 
 

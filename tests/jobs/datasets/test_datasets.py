@@ -82,7 +82,7 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
     report = check_dataset(file)
     train = by_name(report)["train"]
     assert (train.rows, train.bad_rows) == (22, 2)
-    broken, empty = train.first_bad_rows
+    broken, empty = train.bad_row_lines()
     assert broken.startswith(f"{tmp_path / 'train.jsonl'}:21: ")
     assert empty == f"{tmp_path / 'train.jsonl'}:22: column 'output': the answer is empty"
     assert report.problems == [
@@ -97,11 +97,11 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
     assert "train train.jsonl: there is nothing to train on: 0 examples," in short.problems[-1]
 
 
-def test_the_first_bad_rows_are_listed_and_columns_reported(tmp_path):
+def test_bad_rows_of_one_kind_are_grouped_and_columns_reported(tmp_path):
     file = an_expert(tmp_path)
     empty = {"instruction": "a", "output": ""}
     rows = [{**row, "id": 1} for row in ROWS]
-    write(tmp_path / "train.jsonl", lines([*rows, *[empty] * 30]))
+    write(tmp_path / "train.jsonl", lines([*rows, *[empty] * 30, {"instruction": "b"}]))
     report = check_dataset(file)
     assert report.notes == [
         (
@@ -109,9 +109,11 @@ def test_the_first_bad_rows_are_listed_and_columns_reported(tmp_path):
             "trained on: id (in 120 rows)"
         )
     ]
-    reported = report.splits[0].first_bad_rows
-    assert (len(reported), report.splits[0].bad_rows) == (20, 30)
+    reported = report.splits[0].bad_row_lines()
+    assert len(reported) == 12
     assert reported[0].endswith("train.jsonl:121: column 'output': the answer is empty")
+    assert "is missing" in reported[10]
+    assert reported[11] == "… and 20 more"
 
 
 def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):

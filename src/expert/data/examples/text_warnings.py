@@ -10,9 +10,10 @@ from typing import Any
 
 from expert.core.text import counted, some_of
 from expert.data.examples.columns import Columns
-from expert.data.examples.messages import has_other_system_text
+from expert.data.examples.messages import decoded_messages, has_other_system_text
 from expert.data.examples.tools import has_tools, left_out
 from expert.data.records import Example, Segment
+from expert.manifest.schema.message_names import ROLES
 
 SHOWN_PLACES = 5
 SHOWN_KINDS = 20
@@ -30,6 +31,9 @@ _TRANSCRIPT = re.compile(
     r"\s*<?(?:User|Human|Question|Q)>? ?:.*?\n[ \t]*<?(?:Assistant|AI|Bot|Answer|A)>? ?:",
     re.DOTALL | re.IGNORECASE,
 )
+_IN_ONE_LINE = ("USER: ", " ASSISTANT: ")  # as Vicuna was trained
+_ASKS = re.compile(r"\s*(?:User|Human) ?:", re.IGNORECASE)
+_TO_BE_ANSWERED = re.compile(r"\n[ \t]*(?:Assistant|AI|Bot) ?:\Z", re.IGNORECASE)
 # Things that should have been filled in: {{name}}, image or audio placeholders, and an empty table
 # cell as written by pandas, alone or as the input of a request, or in other words for no input.
 _PLACEHOLDER = re.compile(
@@ -44,9 +48,17 @@ _LONG_ENOUGH = 20
 """Characters of a request from which an answer does not contain it by chance."""
 _LEFT_OUT = "which the model's own template leaves out: the model does not see it"
 _WRONG_ENCODING = "characters of a wrong encoding (such as Ã¼ for ü): convert them to UTF-8 again"
+_ONE_TURN = (
+    "a request that ends as a conversation does (Human: … Assistant:): the model sees it as one "
+    "turn; write it as messages"
+)
 _AS_TEXT = (
     "plain text written as a conversation (User: … Assistant: …): the requests are trained on like "
     "the answers; rows with messages, or with a request and an answer, train on answers"
+)
+_AS_JSON = (
+    "messages written as JSON text, which is trained on as text: write them as lists, or map the "
+    "column as messages"
 )
 _REPEATED = "the whole request in the answer, which is trained on (is the column right?)"
 
@@ -68,16 +80,28 @@ def leftover_markers(example: Example) -> list[str]:
 def _doubts_about(example: Example) -> Iterator[str]:
     """What is odd about an example, independent of the template."""
     turns = example.turns
-    if _TRANSCRIPT.match(example.text):
+    asked, answered = (example.text.find(speaker) for speaker in _IN_ONE_LINE)
+    if _TRANSCRIPT.match(example.text) or 0 <= asked < answered:
         yield _AS_TEXT
     if any(_MISREAD.search(text) for text in (example.text, *(turn.text for turn in turns))):
         yield _WRONG_ENCODING
+    requests = [turn.text for turn in turns if turn.role == "user"]
+    if any(_ASKS.match(text) and _TO_BE_ANSWERED.search(text.rstrip()[-20:]) for text in requests):
+        yield _ONE_TURN
+    if any(_is_conversation(t.text) for t in turns if t.role in ("user", "assistant")):
+        yield _AS_JSON
     pairs = ((asked.text.strip(), told) for asked, told in pairwise(turns) if asked.role == "user")
     if any(
         told.role == "assistant" and len(request) >= _LONG_ENOUGH and request in told.text
         for request, told in pairs
     ):
         yield _REPEATED
+
+
+def _is_conversation(text: str) -> bool:
+    """Messages as JSON text; other lists may have keys like theirs, but other roles."""
+    found = decoded_messages(text) or []
+    return bool(found) and all(str(each.get("role", each.get("from"))) in ROLES for each in found)
 
 
 def overruled_system(values: Mapping[str, Any], columns: Columns) -> list[str]:

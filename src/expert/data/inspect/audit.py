@@ -1,11 +1,13 @@
 """Checks over all examples: duplicates, overlap between splits, leftovers of templates.
 
-Each example is stored as two keys, its file and line, and its token counts: 36 bytes, whatever its
-length.
+Each example is stored as three keys, its file and line, and its token counts: 44 bytes, whatever
+its length.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -15,21 +17,36 @@ import numpy.typing as npt
 
 from expert.core.text import counted
 from expert.data.examples.text_warnings import TextWarnings
-from expert.data.records import Row, place_of
+from expert.data.records import BadRow, Example, Row, place_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 from expert.data.tokens.statistics import percentiles
 
 SHOWN_ROWS = 20
+SHOWN_KINDS = 20
 SHOWN_PAIRS = 5
 
 # How an example occurs in another split, worst first.
 SAME = "same prompt and answer"
+NEARLY = "same request and answer; system text, case or spacing differ"
 SAME_PROMPT = "same prompt, another answer"
-LEAKS = {SAME: "whole", SAME_PROMPT: "prompt"}
+LEAKS = {SAME: "whole", NEARLY: "near", SAME_PROMPT: "prompt"}
+
+# Numbers and quoted values: "turn 3", "unknown role 'narrator'".
+_DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
 
 Keys = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int32]
+
+
+def near_key(example: Example) -> int:
+    """A key that nearly equal examples share: ignores the system text, case and spacing."""
+    turns = [("", example.text), *((turn.role, turn.text) for turn in example.turns)]
+    said = [(role, " ".join(text.split()).casefold()) for role, text in turns if role != "system"]
+    # Include lengths: ["ab", "c"] and ["a", "bc"] are different examples.
+    text = "".join(f"{role}\0{len(part)}\0{part}" for role, part in said)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
@@ -50,6 +67,7 @@ class ExampleTable:
     files: dict[str, int]
     """The number of each file; shared by all parts of a split."""
     whole: Keys
+    near: Keys
     prompt: Keys
     file: Numbers
     line: Numbers
@@ -77,16 +95,23 @@ COLUMNS = tuple(each.name for each in fields(ExampleTable) if each.name != "file
 
 
 def table_of(
-    rows: Sequence[Row], batch: EncodedBatch, files: dict[str, int], room: int | None = None
+    rows: Sequence[Row],
+    near: Sequence[int],
+    batch: EncodedBatch,
+    files: dict[str, int],
+    room: int | None = None,
 ) -> ExampleTable:
-    """The examples of some rows as encoded; `files` is added to. `room`: where rows are cut."""
+    """The examples of some rows as encoded; `files` is added to. `near`: their near keys, 0 for
+    tokens without text; `room`: where rows are cut."""
     keys, trained = keys_of_batch(batch), learnt_tokens(batch)
     of_file = [files.setdefault(row.file, len(files)) for row in rows]
     longest = int(batch.lengths.max(initial=0))
     kept = learnt_tokens(batch, longest if room is None else room)
     numbers = (of_file, [row.line for row in rows], batch.lengths, trained, kept)
     columns = (np.asarray(each, np.int32) for each in numbers)
-    return ExampleTable(files, keys.whole, keys.prompt, *columns)
+    almost = np.array(near, np.uint64)
+    almost = np.where(almost == 0, keys.whole, almost)
+    return ExampleTable(files, keys.whole, almost, keys.prompt, *columns)
 
 
 def joined_tables(parts: Sequence[ExampleTable]) -> ExampleTable:
@@ -170,7 +195,8 @@ class SplitReport:
     name: str
     rows: int = 0
     bad_rows: int = 0
-    first_bad_rows: list[str] = field(default_factory=list)
+    kinds_of_bad_rows: dict[str, list[str]] = field(default_factory=dict)
+    """The first bad rows by reason, with the parts that vary between rows removed."""
     dropped: dict[str, int] = field(default_factory=dict)
     texts: TextWarnings = field(default_factory=TextWarnings)
     lengths: dict[str, Any] = field(default_factory=dict)
@@ -180,6 +206,19 @@ class SplitReport:
     """A warning about examples without anything to train on; "" if there are none."""
     split_off: bool = False
     """Drawn from the training rows, so its rows were counted there."""
+
+    def note_bad(self, bad: BadRow) -> None:
+        self.bad_rows += 1
+        same = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), [])
+        if len(same) < SHOWN_ROWS:
+            same.append(str(bad))
+
+    def bad_row_lines(self) -> list[str]:
+        """Bad rows for display: the first rows of every kind, the most frequent kind first."""
+        kinds = sorted(self.kinds_of_bad_rows.values(), key=len, reverse=True)[:SHOWN_KINDS]
+        lines = [line for same in kinds for line in same[: max(1, SHOWN_ROWS // len(kinds))]]
+        rest = self.bad_rows - len(lines)
+        return [*lines, *([f"… and {rest:,} more"] if rest else [])]
 
     def warnings(self) -> list[str]:
         """Warnings; lines that begin with spaces belong to the line before."""

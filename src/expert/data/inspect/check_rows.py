@@ -15,13 +15,13 @@ from expert.data.examples.formats import first_example
 from expert.data.examples.messages import messages_in, unused_fields
 from expert.data.examples.text_warnings import overruled_system
 from expert.data.inspect.audit import (
-    SHOWN_ROWS,
     ExampleTable,
     SplitReport,
     duplicates,
     joined_tables,
     leaks,
     length_summary,
+    near_key,
     table_of,
 )
 from expert.data.inspect.shown_rows import RowPicker, RowsToShow, ShownRow
@@ -112,7 +112,7 @@ class _Checker:
         split = SplitReport(name)
         files: dict[str, int] = {}
         nothing = EncodedBatch(*[np.zeros(0, np.int32)] * 4)
-        tables, counts = [table_of((), nothing, files)], []
+        tables, counts = [table_of((), (), nothing, files)], []
         for source in self.line.sources_of(name):
             before, bad_rows = len(tables), split.bad_rows
             tables += self._tables_of(split, source, files)
@@ -128,12 +128,14 @@ class _Checker:
         reading, is_cut = reader_for(self.line, source), self.line.plan.data.overlong == "cut"
         self._note(split.name, source, reading)
         segments_of, outcomes, tokens = reading.formatter(), list[RowOutcome](), 0
+        near = list[int]()
 
         def looked_at(row: Row) -> RowOutcome:
             outcome = segments_of(row)
             outcomes.append(outcome)
             if isinstance(outcome, list):
                 example = self._example(row, source, reading.columns)
+                near.append(near_key(example) if example else 0)
                 if example is not None:
                     more = overruled_system(row.values, reading.columns) if reading.columns else []
                     split.texts.note(example, outcome, row.place, more)
@@ -141,11 +143,11 @@ class _Checker:
 
         for portion in in_portions(reading.rows(), _BATCH_EXAMPLES, _BATCH_CHARACTERS):
             outcomes.clear()
+            near.clear()
             made = tokenise_rows(portion, looked_at, self.line.encoder)
             split.rows += made.rows
-            split.bad_rows += len(made.bad)
-            left = SHOWN_ROWS - len(split.first_bad_rows)
-            split.first_bad_rows += map(str, made.bad[:left])
+            for bad in made.bad:
+                split.note_bad(bad)
             split.dropped = dict(made.dropped + Counter(split.dropped))
             rows = [row for row in (portion[n] for n in made.numbers) if isinstance(row, Row)]
             coming, lengths = iter(outcomes), iter(made.batch.lengths.tolist())
@@ -155,7 +157,7 @@ class _Checker:
                 self.picker.add(split.name, row, outcome, length)
             tokens += len(made.batch.ids)
             self.tell(split.name, split.rows, tokens)
-            yield table_of(rows, made.batch, files, self.room if is_cut else None)
+            yield table_of(rows, near, made.batch, files, self.room if is_cut else None)
 
     def _example(self, row: Row, source: Source, columns: Columns | None) -> Example | None:
         """The example in a good row; None for tokens without text."""

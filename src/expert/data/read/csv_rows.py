@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+from collections import deque
 from collections.abc import Iterator
 
 from expert.data.read.row_text import fault_in, undecodable
@@ -22,7 +23,6 @@ from expert.data.records import BadRow, Row
 SAMPLE_BYTES = 2**16
 """Bytes at the beginning of a file used to detect the separator."""
 SEPARATORS = (",", ";", "\t", "|")
-CLOSE_IT = "close the quote, or remove it"
 
 
 def separator_of(stream: io.BufferedReader) -> str:
@@ -48,62 +48,85 @@ def separator_of(stream: io.BufferedReader) -> str:
     return max(SEPARATORS, key=share_that_fits)
 
 
+class _Lines:
+    """Feeds csv.reader and keeps the lines of the current record, so that reading can continue at
+    its second line if it is broken: a stray quote must not swallow the rows after it."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._coming = numbered_lines(stream)
+        self._again: deque[tuple[int, str | Overlong]] = deque()
+        self.start_record()
+
+    def start_record(self) -> None:
+        self.record: list[tuple[int, str | Overlong]] = []
+        self._size = 0
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        number, line = self._again.popleft() if self._again else next(self._coming)
+        self.record.append((number, line))
+        self._size += line.size if isinstance(line, Overlong) else len(line)
+        if isinstance(line, Overlong) or self._size > MAX_ROW_BYTES + 2:
+            raise csv.Error("the record is too long")
+        return line
+
+    @property
+    def raw(self) -> str:
+        return "".join(line for _, line in self.record if isinstance(line, str))
+
+    def broken(self, error: csv.Error, file: str) -> BadRow:
+        """The first line of a broken record as a bad row; its other lines are read again."""
+        number, line = self.record[0]
+        self._again.extendleft(reversed(self.record[1:]))
+        if isinstance(line, Overlong):
+            return bad_row(file, number, too_long(line.size), line.head)
+        reason = f"broken CSV: {str(error).partition(' - ')[0]}"
+        if len(self.record) > 1 and self._size > MAX_ROW_BYTES + 2:
+            # The rows after it may be part of the value or not: nobody can tell.
+            what = f"a quoted value is opened and not closed within {MAX_ROW_BYTES / 1e6:g} MB"
+            raise data_error(f"{file}:{number}", what, "close the quote, or remove it")
+        if len(self.record) > 1 or "end of data" in reason:
+            reason = "broken CSV: a quoted value is opened and not properly closed"
+        return bad_row(file, number, undecodable(line) or reason, line)
+
+
 def read_csv(
     stream: io.BufferedReader, file: str, *, delimiter: str | None = None
 ) -> Iterator[Row | BadRow]:
-    """The records below the header; all values are text. The delimiter is detected if None. Behind
-    a broken quote nobody can tell where the next record begins: the file is refused there."""
+    """The records below the header; all values are text. The delimiter is detected if None."""
+    delimiter = delimiter or separator_of(stream)
     if csv.field_size_limit() < MAX_ROW_BYTES + 2:  # one limit for the whole process
         csv.field_size_limit(MAX_ROW_BYTES + 2)
-    record: list[tuple[int, str | Overlong]] = []
-    delimiter = delimiter or separator_of(stream)
-    reader = csv.reader(_lines_of(stream, file, record), delimiter=delimiter, strict=True)
+    lines = _Lines(stream)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header: list[str] = []
     while True:
-        record.clear()
+        lines.start_record()
         try:
-            fields = next(reader, None)
-        except csv.Error as error:
-            what, fix = str(error).partition(" - ")[0], "correct it there, or leave the row out"
-            if "end of data" in what:
-                what, fix = "a quoted value is opened and not closed", CLOSE_IT
-            raise data_error(f"{file}:{record[0][0]}", f"broken CSV: {what}", fix) from error
-        if fields is None:
+            fields = next(reader)
+        except StopIteration:
             return
-        number, raw = record[0][0], "".join(line for _, line in record if isinstance(line, str))
-        overlong = next((line for _, line in record if isinstance(line, Overlong)), None)
-        if overlong is not None:
-            yield bad_row(file, number, too_long(overlong.size), overlong.head)
-        elif not header:
+        except csv.Error as error:
+            broken = lines.broken(error, file)
+            if not header:
+                where = f"{file}:{broken.line}"
+                raise data_error(where, f"the header: {broken.reason}") from error
+            yield broken
+            continue
+        number, raw = lines.record[0][0], lines.raw
+        if not header:
             header = fields  # empty for a blank line
             where = f"{file}:{number}"
             if fault := undecodable(raw) or fault_in(dict.fromkeys(header)):
                 raise data_error(where, f"the header: {fault}", "fix the first line")
             check_columns(header, where)
-        elif fields:
-            values = dict(zip(header, fields, strict=False))
-            fault = undecodable(raw) or fault_in(values)
-            if not fault and len(fields) != len(header):
-                many = "many" if len(fields) > len(header) else "few"
-                fault = f"too {many} columns: {len(fields)}, the header has {len(header)}"
-            yield bad_row(file, number, fault, raw) if fault else Row(values, file, number)
-
-
-def _lines_of(
-    stream: io.BufferedReader, file: str, record: list[tuple[int, str | Overlong]]
-) -> Iterator[str]:
-    """The lines for csv.reader, which are also added to `record`, emptied when one is read. A line
-    that is too long is a blank one to the reader."""
-    size = 0
-    for number, line in numbered_lines(stream):
-        size = 0 if not record else size
-        record.append((number, line))
-        if isinstance(line, Overlong):
-            yield "\n"
             continue
-        size += len(line)
-        if size > MAX_ROW_BYTES + 2:
-            # The rows after it may be part of the value or not: nobody can tell.
-            what = f"a quoted value is opened and not closed within {MAX_ROW_BYTES / 1e6:g} MB"
-            raise data_error(f"{file}:{record[0][0]}", what, CLOSE_IT)
-        yield line
+        values = dict(zip(header, fields, strict=False))
+        fault = undecodable(raw) or fault_in(values)
+        if not fault and len(fields) != len(header):
+            many = "many" if len(fields) > len(header) else "few"
+            fault = f"too {many} columns: {len(fields)}, the header has {len(header)}"
+        if fields:
+            yield bad_row(file, number, fault, raw) if fault else Row(values, file, number)

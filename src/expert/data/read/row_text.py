@@ -17,6 +17,7 @@ from expert.data.records import BadRow, Row, RowError, place_of
 
 # Escapes that may be a NUL or half of a surrogate pair.
 _SUSPECT = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+INVALID_UTF8 = "invalid UTF-8"
 _SPACE = " \t\r\n"
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _KINDS = {list: "an array", str: "a text", bool: "true or false", type(None): "null"}
@@ -129,5 +130,5 @@ def undecodable(text: str) -> str | None:
     if text.isascii() or not (match := _ESCAPED_BYTE.search(text)):
         return None
     byte, place = ord(match.group()) - 0xDC00, match.start() + 1
-    where = f"invalid UTF-8: byte 0x{byte:02x} at character {place}"
-    return f"{where}; save the file as UTF-8, or set training.dataset.encoding"
+    where = f"byte 0x{byte:02x} at character {place}"
+    return f"{INVALID_UTF8}: {where}; save the file as UTF-8, or set training.dataset.encoding"

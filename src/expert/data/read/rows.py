@@ -14,14 +14,16 @@ from pathlib import Path
 from expert.core.files import NotRegular
 from expert.data.read.csv_rows import read_csv
 from expert.data.read.json_rows import is_array, read_json, read_jsonl
-from expert.data.read.row_text import fault_in, undecodable
-from expert.data.read.streams import bad_row, data_error, open_text
+from expert.data.read.row_text import INVALID_UTF8, fault_in, undecodable
+from expert.data.read.streams import bad_row, data_error, open_text, refuse_other_encoding
 from expert.data.records import BadRow, Row
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS, MARKDOWN
 
 FORMATS = tuple(ENDINGS)
 _SUFFIXES = {ending: name for name, endings in ENDINGS.items() for ending in endings}
 _OTHER_NAMES = {"text": "txt", "ndjson": "jsonl", **dict.fromkeys(("xlsx", "xls", "ods"), "excel")}
+_SINGLE_FAULTS = 4
+"""Rows with invalid UTF-8 that are taken for damage; with more, the file is looked at."""
 _FILE_ERRORS: dict[type, tuple[str, str]] = {
     FileNotFoundError: (
         "there is no such file",
@@ -42,7 +44,7 @@ def read_rows(
 ) -> Iterator[Row | BadRow]:
     """The rows of a file. `format` overrides the suffix, `max_chars` truncates plain text,
     `max_unpacked` limits a compressed file; `encoding` is that of text, if not UTF-8."""
-    kind = file_format(path, format)
+    kind, undecodable_rows = file_format(path, format), 0
     with _file_errors(path):
         if encoding and kind in ("parquet", "arrow", "excel"):
             what = f"a file of the format {kind} has no encoding"
@@ -66,7 +68,12 @@ def read_rows(
                 rows = _read_text(stream, str(path), max_chars)
             else:
                 rows = read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
-            yield from rows
+            for row in rows:
+                if isinstance(row, BadRow) and row.reason.startswith(INVALID_UTF8):
+                    undecodable_rows += 1
+                    if undecodable_rows == _SINGLE_FAULTS + 1:
+                        refuse_other_encoding(path, max_unpacked)
+                yield row
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import codecs
 import gzip
 import io
 import os
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -40,6 +41,8 @@ _WIDE_BOMS = {
 }
 _OTHER_CONTENT = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet"}
 _MARK_BYTES = 4
+_INVALID = re.compile("[\udc80-\udcff]")
+_NOT_ASCII = re.compile(rb"[\x80-\xff]+")
 _BUFFER_BYTES = 2**18
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -167,6 +170,21 @@ def _as_utf8(stream: io.BufferedReader, encoding: str, file: str) -> Iterator[An
             raise data_error(file, what, "save it as UTF-8") from None
         converted.seek(0)
         yield converted
+
+
+def refuse_other_encoding(path: Path, most: int | None) -> None:
+    """DataError if the text of a file is not UTF-8, rather than damaged in a few places."""
+    with open_bytes(path, most) as stream:
+        start = stream.read(2**20)
+    text = start.decode("utf-8", "surrogateescape")
+    invalid = len(_INVALID.findall(text))
+    if sum(not each.isascii() for each in text) <= 2 * invalid:
+        # In Western text few such letters stand side by side; in Chinese and Russian most do.
+        lengths = [len(letters) for letters in _NOT_ASCII.findall(start)]
+        western = sum(length <= 2 for length in lengths) > len(lengths) / 2
+        what = "it is not UTF-8" + (", probably cp1252" if western else "")
+        fix = f"--set training.dataset.encoding={'cp1252' if western else 'NAME'}"
+        raise data_error(str(path), what, fix)
 
 
 @contextmanager

@@ -38,6 +38,8 @@ SAMPLED_TOKENS = 512
 # Alpaca rows).
 SAME_TOKENIZER_FROM = 0.93
 SHOWN_CHARACTERS = 300
+PACKED_FROM, PACKED_SHARE = 256, 0.8
+"""Tokens of rows that may be packed, and the share of them that is full if they are."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -195,6 +197,8 @@ class TokenCheck:
     """Share of the sampled ids that are the same when their text is tokenised again."""
     ended: int = 0
     """Rows that end with a special token."""
+    full: int = 0
+    """Rows as long as the longest that have such a token before their end."""
     eos: str = ""
     used: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
@@ -221,12 +225,21 @@ class TokenCheck:
         return reasons
 
     def doubts(self) -> list[str]:
-        if not self.eos or self.ended:
-            return []
-        return [
-            f"{self.name}: no row ends with {self.eos} or another special token: the model would "
-            "not learn to stop  (add it to each row when tokenising)"
-        ]
+        found = []
+        if self.longest >= PACKED_FROM and self.full > PACKED_SHARE * max(2, self.rows):
+            found.append(
+                f"{self.name}: {self.full:,} of {counted(self.rows, 'row')} have {self.longest:,} "
+                "tokens and seem to be packed: each counts as one row of a step, so that an epoch "
+                "has fewer, larger steps  (save one example a row; or divide the rows of a step, "
+                "per_device_train_batch_size x gradient_accumulation_steps, by the examples in a "
+                "row)"
+            )
+        if self.eos and not self.ended:
+            found.append(
+                f"{self.name}: no row ends with {self.eos} or another special token: the model "
+                "would not learn to stop  (add it to each row when tokenising)"
+            )
+        return found
 
     def notes(self) -> list[str]:
         """What was checked, in words."""
@@ -267,7 +280,10 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> dict[str, Any]:
             largest = int(ids.max())
             check.tokens += len(ids)
             check.padding += len(row.values[IDS]) - len(ids)
-            check.longest = max(check.longest, len(ids))
+            if len(ids) > check.longest:
+                check.longest, check.full = len(ids), 0
+            if len(ids) == check.longest:
+                check.full += bool(np.isin(ids[:-2], ends).any())
             check.trained_tokens += sum(len(part.ids) for part in segments if part.learn)
             check.largest_id = max(check.largest_id, largest)
             check.beyond += largest >= check.vocabulary
