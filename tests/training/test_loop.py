@@ -6,13 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
-from expert.training.evaluation import EvalResult
 from expert.training.loop import LoopPlan, train
-from expert.training.recorder import RecompileCounter, Recorder
+from expert.training.objectives.objective import EvalResult
+from expert.training.recorder import DelayedValues, RecompileCounter, Recorder
 from expert.training.schedule import Schedule
 from expert.training.spikes import SkippedSteps, SpikeWatch, Stability
 from expert.training.state import TrainState

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
-from expert.training.recorder import SCALE_HALVINGS, RecompileCounter, Recorder
+from expert.training.recorder import SCALE_HALVINGS, DelayedValues, RecompileCounter, Recorder
 from expert.training.recovery import NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats

@@ -42,12 +42,10 @@ class EventLog:
         self, path: Path, sinks: Sequence[Sink] = (), clock: Callable[[], float] = time.time
     ) -> None:
         self.path = path
-        self.lost = 0
-        """Lines dropped because the buffer was full."""
         self._sinks = tuple(sinks)
         self._clock = clock
         self._lock = threading.RLock()
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[bytes] = deque(maxlen=WAITING_LINES)
         self._descriptor: int | None = None
         self._torn = False
         self._failing: set[int] = set()
@@ -78,9 +76,6 @@ class EventLog:
 
     def _put(self, fact: Event) -> None:
         line = _sealed(json.dumps(fact, ensure_ascii=False, allow_nan=False))
-        if len(self._waiting) == WAITING_LINES:
-            self._waiting.popleft()
-            self.lost += 1
         self._waiting.append(line)
         self._write_waiting()
 

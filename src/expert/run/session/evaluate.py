@@ -24,7 +24,8 @@ from expert.run.session.checkpoints import upcoming_optimizer_bytes
 from expert.run.session.failures import RunFailed, exhausted_message, failure_of
 from expert.run.session.recover import fall_back, ranks_block_in_passes, shared_failure
 from expert.run.session.session import Session, model_of
-from expert.training.evaluation import EvalResult, EvalSums, evaluate
+from expert.training.evaluation import EvalSums, evaluate
+from expert.training.objectives.objective import EvalResult
 from expert.training.recovery import OutOfMemory, plan_after
 from expert.training.step import forward_backward
 

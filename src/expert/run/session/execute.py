@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from expert.core.errors import ExpertError
@@ -30,8 +31,7 @@ from expert.run.session.recover import (
 from expert.run.session.result import RunResult
 from expert.run.session.session import Session, model_of
 from expert.run.session.start import announce, report_data
-from expert.training.evaluation import EvalResult
-from expert.training.loop import Ending, train
+from expert.training.loop import Ending, TrainingRun, train
 from expert.training.recovery import Failure
 from expert.training.state import TrainState
 from expert.training.step import StepInterrupted
@@ -104,36 +104,14 @@ def _end_if_peers_cannot_recover(
         raise RunFailed(next_start_message(session, failure)) from error
 
 
-class LoopRun:
-    """The session as the training loop sees it."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.emit, self.recorder, self.best = session.emit, session.recorder, session.best
-
-    def evaluate(self) -> EvalResult | None:
-        return evaluate_validation(self._session)
-
-    def save(self, state: TrainState) -> None:
-        save(self._session, state)
-
-    def reached(self, state: TrainState) -> None:
-        if state.done > self._session.state.done:
-            self._session.callbacks.progress(state.done)
-        self._session.state = state
-
-    def stop_requested(self) -> int | None:
-        return self._session.group.signal
-
-    def save_requested(self) -> bool:
-        return self._session.group.take_save_request()
-
-    def rows_in(self, bins: tuple[int, ...]) -> list[int | str]:
-        return rows_in_bins(self._session.data, bins)
-
-
 def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     """Train from the current state until something ends it."""
+
+    def reached(state: TrainState) -> None:
+        if state.done > session.state.done:
+            session.callbacks.progress(state.done)
+        session.state = state
+
     emit, device, world = session.emit, session.device, session.group.world
     began = time.monotonic()
     if session.built is None:  # check with the planned size before loading a model in vain
@@ -162,7 +140,17 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
             _watched_steps(session, through(fed)),
             session.state,
             session.loop_plan,
-            LoopRun(session),
+            TrainingRun(
+                emit=emit,
+                recorder=session.recorder,
+                best=session.best,
+                evaluate=partial(evaluate_validation, session),
+                save=partial(save, session),
+                reached=reached,
+                stop_requested=lambda: session.group.signal,
+                save_requested=session.group.take_save_request,
+                rows_in=lambda bins: rows_in_bins(session.data, bins),
+            ),
         )
     return ending
 

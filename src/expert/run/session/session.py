@@ -27,11 +27,10 @@ from expert.run.session.instruments import Instruments, best_so_far, instruments
 from expert.run.session.reference import Reference
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
-from expert.training.evaluation import EvalResult
 from expert.training.loop import LoopPlan
 from expert.training.objectives.judged import JudgedAnswers
 from expert.training.objectives.next_token import NextToken
-from expert.training.objectives.objective import Objective
+from expert.training.objectives.objective import EvalResult, Objective
 from expert.training.objectives.preference import Preference
 from expert.training.recorder import Emit, Recorder
 from expert.training.state import TrainState
