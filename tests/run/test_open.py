@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import expert
+from expert.core.errors import ExpertError
 from expert.data import named_sources
 from expert.data.feed.streaming import StreamPosition
 from expert.jobs.diagnose import check
 from expert.planning.machine import machine
 from expert.run import open as opening
-from expert.run.open import GpuNotFound, open_run
+from expert.run.open import open_run
 from tests.cli.conftest import run as run
 from tests.jobs.runs import ROWS, events_of, write_expert
 
@@ -103,7 +104,7 @@ def test_a_gpu_that_is_not_here_is_refused_before_anything_is_prepared(base, tmp
     here = machine.describe_machine(tmp_path)
     without = here.__class__(**{**here.__dict__, "gpus": ()})
     monkeypatch.setattr(machine, "describe_machine", lambda folder=None: without)
-    with pytest.raises(GpuNotFound):
+    with pytest.raises(ExpertError, match="no GPU was found"):
         expert.train(file)
     assert not (tmp_path / "datasets_optimized").exists()
     assert opening.plan(file).kernels.device == "cpu", "a plan only warns"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.publish import damage
-from expert.core.rundir import RunInUse
+from expert.core.rundir import RunFolderError
 from expert.model.load import LoadedModel
 from expert.run.session import checkpoints
 from expert.training import loop
@@ -91,7 +91,7 @@ def test_a_signal_saves_the_step_reached_and_the_run_is_resumed_from_there(whole
     wait_for_file(manifest, HELD)
     folder = run_folder(manifest)
     # In the meantime nobody else may train there.
-    with pytest.raises(RunInUse, match=f"is in use by process {process.pid} on "):
+    with pytest.raises(RunFolderError, match=f"is in use by process {process.pid} on "):
         run(manifest, resume=str(folder))
     os.kill(process.pid, signal.SIGTERM)
     wait_for_file(manifest, ACKNOWLEDGED)

@@ -100,9 +100,9 @@ def prune_in_stages(folder: Path, keep: int, kill_before: int | None) -> tuple[i
 
 def newest_after(folder: Path) -> Path | None:
     """The newest checkpoint, where no visible one had to be refused."""
-    found = find_checkpoint(folder)
-    assert found.rejected == []
-    return found.path
+    path, rejected = find_checkpoint(folder)
+    assert rejected == []
+    return path
 
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "DONE")

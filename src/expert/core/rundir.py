@@ -33,10 +33,6 @@ class RunFolderError(ExpertError):
     """A run folder that cannot be created, opened or written, with the reason."""
 
 
-class RunInUse(RunFolderError):
-    """Another process is training in this run folder."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Holder:
     """The holder of a run's lock; `process` distinguishes processes that share a number."""
@@ -251,7 +247,7 @@ def _held(path: Path) -> Iterator[None]:
     except Timeout:
         holder = holder_of(path)
         by = f"{holder.name} since {holder.since}" if holder else "another"
-        raise RunInUse(
+        raise RunFolderError(
             f"{path.parent}: is in use by {by}  (stop that process first; if it is surely gone, "
             f"remove {path})"
         ) from None

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from expert.core.errors import ExpertError
 from expert.parallel.engine import StepResult
 from expert.parallel.graphs import Capture, CapturedOutputs, Replay, captured
 from expert.planning.run_plan import OptimPlan
 from expert.training.optim import (
     MasterWeights,
     Named,
-    StateMismatch,
     build_optimizer,
     clip,
     load_optimizer_tensors,
@@ -167,7 +167,7 @@ class OptimizerLearner:
         )
         if wrong:
             was, now = (shapes.get(wrong[0], "absent") for shapes in (checkpoint, model))
-            raise StateMismatch(
+            raise ExpertError(
                 f"{wrong[0]}: saved as {was}, the model has {now}; {len(wrong)} such weights  "
                 "(resume with the model and adapter of the checkpoint)"
             )

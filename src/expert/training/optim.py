@@ -50,10 +50,6 @@ class OptimizerUnavailable(ExpertError):
         return f"optim: {self.optimizer} cannot run here: {self.reason}  (use optim: adamw_torch)"
 
 
-class StateMismatch(ExpertError):
-    """Saved optimizer tensors belong to other parameters or another optimizer."""
-
-
 def build_optimizer(named: Named, plan: OptimPlan, *, device: torch.device) -> Optimizer:
     """The planned optimizer for these parameters, with weight decay on matrices only."""
     kind = plan.optimizer
@@ -255,7 +251,7 @@ def _split_by_parameter(
         if name == _SHARED_NAME and key in _SHARED:
             continue
         if name not in known:
-            raise StateMismatch(
+            raise ExpertError(
                 f"{full_name}: no parameter of this run is called {name or full_name}  "
                 "(resume with the manifest this checkpoint was written with)"
             )
@@ -273,13 +269,13 @@ def _check_fits(
         kind = "8-bit, small" if parameter.numel() < smallest else "8-bit"
     expected = set(_STATE_KEYS[kind])
     if set(state) != expected:
-        raise StateMismatch(
+        raise ExpertError(
             f"{name}: the saved optimizer state has {', '.join(sorted(state))}, this optimizer "
             f"keeps {', '.join(sorted(expected))}  (resume with the optimizer of the checkpoint)"
         )
     for key, value in state.items():
         if key != "step" and not key.startswith("absmax") and value.shape != parameter.shape:
-            raise StateMismatch(
+            raise ExpertError(
                 f"{name}.{key}: saved with shape {list(value.shape)}, the parameter has "
                 f"{list(parameter.shape)}  (resume with the manifest of the checkpoint)"
             )

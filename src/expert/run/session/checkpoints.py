@@ -117,10 +117,10 @@ def newest(session: Session) -> Path | None:
     """The newest checkpoint that verifies; damaged ones are set aside and reported."""
 
     def find() -> Path | None:
-        search = find_checkpoint(session.folder.checkpoints)
-        for bad, reason in search.rejected:
+        path, rejected = find_checkpoint(session.folder.checkpoints)
+        for bad, reason in rejected:
             session.emit("rejected", path=str(bad), reason=reason)
-        return search.path
+        return path
 
     path: Path | None = session.group.run_on_rank_0(find)
     return path
@@ -187,7 +187,7 @@ def _different_run(
     """The error for a run started with other settings: the causes first, then what they change.
     `then`: the identity of the checkpoint."""
     options = options_affecting_weights(options)
-    causes = what_changed(options, then.get("data", {}).get("tokens"), session.plan, session.data)
+    causes = what_changed(options, then.get("data", {}).get("tokens"), session.data)
     seen = {cause.partition(":")[0] for cause in causes}
     rest = [line for line in changed if line.partition(":")[0] not in seen]
     why = ": it was started with other options" if options else ""

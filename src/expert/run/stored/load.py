@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 Record = TypeVar("Record", bound="BaseModel")
 
 
-class BaseMismatch(ExpertError):
-    """The run was trained on another base than the one present."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """A trained model on its device, with its tokenizer."""
@@ -81,7 +77,7 @@ def _checked(kind: type[Record], data: dict[str, Any], file: Path) -> Record:
 
 
 def base_warning(folder: RunFolder, plan: RunPlan) -> str:
-    """A warning about the base of a run, or ""; BaseMismatch if a built-in base is known to differ
+    """A warning about the base of a run, or ""; an error if a built-in base is known to differ
     from the one trained on: the answers would be garbage. `load_trained` compares the weights of a
     folder."""
     from expert.planning.models.resolve import weights_hash_prefix
@@ -101,7 +97,7 @@ def base_warning(folder: RunFolder, plan: RunPlan) -> str:
     here = weights_hash_prefix(base) if base is not None else None
     if here is None or plan.model.revision == here:
         return ""
-    raise BaseMismatch(
+    raise ExpertError(
         f"{folder.path}: was trained on another `{plan.model.name}` ({plan.model.revision}; this "
         f"version of Expert comes with {here}): train it again, or use the version it was made with"
     )
@@ -162,7 +158,7 @@ def load_trained(
     loaded = _loaded(settled, choice, device, precision, adapter_dtype, run=folder)
     trained_on = weights_trained_on(folder)
     if plan.adapter.type != "full" and trained_on not in (None, weights()["weights"]):
-        raise BaseMismatch(
+        raise ExpertError(
             f"{plan.model.location}: its weights are not those {folder.path} was trained on: put "
             "the old ones back, or train it again"
         )
