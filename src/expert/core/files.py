@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -153,7 +153,8 @@ def files_below(folder: Path, skipped: list[Path] | None = None) -> Iterator[Pat
             if place in seen:
                 inner.clear()
                 continue
-            if here != str(folder) and _is_run_or_environment(files):
+            is_run = "plan.json" in files and {"events.jsonl", "environment.json"} & {*files}
+            if here != str(folder) and (is_run or "pyvenv.cfg" in files):
                 left_out.append(Path(here))
                 inner.clear()
                 continue
@@ -170,11 +171,6 @@ def files_below(folder: Path, skipped: list[Path] | None = None) -> Iterator[Pat
                     entered.append(name)
             inner[:] = entered
             yield from (Path(here) / name for name in sorted(files))
-
-
-def _is_run_or_environment(files: Sequence[str]) -> bool:
-    is_run = "plan.json" in files and ("events.jsonl" in files or "environment.json" in files)
-    return is_run or "pyvenv.cfg" in files
 
 
 def sync_file(path: Path) -> None:

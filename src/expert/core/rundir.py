@@ -243,10 +243,14 @@ def _held(path: Path) -> Iterator[None]:
     try:
         os.close(open_plain(path, os.O_RDWR | os.O_CREAT, 0o644))  # refuses a link
         lock.acquire(blocking=False)
-        _write_holder(path)
+        pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = Holder(pid=pid, host=socket.gethostname(), since=since, process=process_of(pid))
+        # Without O_TRUNC the rest of a longer entry would remain and make the file invalid.
+        with open(open_plain(path, os.O_RDWR | os.O_TRUNC), "w", encoding="utf-8") as stream:
+            json.dump(asdict(holder), stream)
     except Timeout:
-        holder = holder_of(path)
-        by = f"{holder.name} since {holder.since}" if holder else "another"
+        other = holder_of(path)
+        by = f"{other.name} since {other.since}" if other else "another"
         raise RunFolderError(
             f"{path.parent}: is in use by {by}  (stop that process first; if it is surely gone, "
             f"remove {path})"
@@ -304,16 +308,6 @@ def holder_of(path: Path) -> Holder | None:
         )
     except (OSError, ValueError, KeyError, TypeError, LinkRefused):
         return None
-
-
-def _write_holder(path: Path) -> None:
-    """Write this process into the lock file as its holder."""
-    pid = os.getpid()
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    holder = Holder(pid=pid, host=socket.gethostname(), since=since, process=process_of(pid))
-    # Without O_TRUNC the rest of a longer entry would remain and make the file invalid.
-    with open(open_plain(path, os.O_RDWR | os.O_TRUNC), "w", encoding="utf-8") as stream:
-        json.dump(asdict(holder), stream)
 
 
 def unwritable(folder: Path, error: OSError) -> ExpertError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,11 @@ def _write(session: Session, tensors: Groups, needed: int) -> None:
     began, folder = time.monotonic(), run.checkpoints
     there = folder / checkpoint_name(state.done)
     exists = (there / DONE).is_file()
-    if exists and _holds_state(there, state):
-        return
+    if exists:
+        with suppress(CheckpointError, KeyError, TypeError):  # unreadable: it is replaced
+            saved_state = TrainState.from_json(read_state(there)["state"])
+            if replace(saved_state, sums={}) == replace(state, sums={}):  # apart from times
+                return
     refuse_links(folder, below=run.path)
     folder.mkdir(parents=True, exist_ok=True)
     check_space(folder, needed)
@@ -197,20 +201,6 @@ def _different_run(
         "with --allow-changed)",
         [(path, value) for path, value, _ in options],
     )
-
-
-def _holds_state(path: Path, state: TrainState) -> bool:
-    """Whether a checkpoint holds this state, apart from accumulated times."""
-    try:
-        there = TrainState.from_json(read_state(path)["state"])
-    except (CheckpointError, KeyError, TypeError):
-        return False
-    return replace(there, sums={}) == replace(state, sums={})
-
-
-def checkpoint_size(built: Built, plan: RunPlan) -> int:
-    """Bytes of a checkpoint, including the optimizer state that the first step creates."""
-    return bytes_needed(built.tensors()) + upcoming_optimizer_bytes(built, plan)
 
 
 def upcoming_optimizer_bytes(built: Built, plan: RunPlan) -> int:

@@ -13,7 +13,7 @@ from expert.data.feed.run_data import feed_facts, training_feed
 from expert.data.processes import WorkersFailed
 from expert.parallel.hang import NO_LIMIT
 from expert.run.build import PlanUnsupported
-from expert.run.session.checkpoints import check_room, checkpoint_size, save
+from expert.run.session.checkpoints import check_room, save, upcoming_optimizer_bytes
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import finished, stopped
@@ -31,6 +31,7 @@ from expert.run.session.recover import (
 from expert.run.session.result import RunResult
 from expert.run.session.session import Session, model_of
 from expert.run.session.start import announce, report_data
+from expert.training.checkpoint import bytes_needed
 from expert.training.loop import Ending, TrainingRun, train
 from expert.training.recovery import Failure
 from expert.training.state import TrainState
@@ -195,7 +196,8 @@ def _probe_once(session: Session) -> None:
     if session.tried == trial or session.state.done == plan.length.total_steps:
         return
     session.doing = "probe"
-    _check_room(session, checkpoint_size(model_of(session), plan))
+    built = model_of(session)
+    _check_room(session, bytes_needed(built.tensors()) + upcoming_optimizer_bytes(built, plan))
     probe(session)
     session.doing, session.tried = "training", trial
 
