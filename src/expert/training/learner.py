@@ -124,11 +124,6 @@ class OptimizerLearner:
             parameter.grad = None
         self._losses = None
 
-    def gradients(self) -> dict[str, Tensor]:
-        """The accumulated gradients in full precision; valid until the next change."""
-        named = self._masters.named
-        return {name: weight.grad for name, weight in named if weight.grad is not None}
-
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The trained weights in full precision, and the optimizer state."""
         model = {name: parameter.detach() for name, parameter in self._masters.named}

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from expert.parallel.engine import Engine
+from expert.planning.run_plan import StabilityPlan
 from expert.training.objectives.objective import EvalResult, Objective
 from expert.training.recorder import Emit, Recorder, Trouble, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.schedule import Schedule, learning_rate
-from expert.training.spikes import Stability
+from expert.training.spikes import after_not_finite, after_spike
 from expert.training.state import TrainState
 from expert.training.step import seed_step, train_step
 from expert.training.stopping import BestSoFar
@@ -44,7 +45,7 @@ class LoopPlan:
     eval_every: int
     save_every: int
     save_best: bool
-    stability: Stability
+    stability: StabilityPlan
     eval_epochs: int = 0
     """Epochs between evaluations, if epochs are not counted in steps."""
     save_epochs: int = 0
@@ -230,20 +231,23 @@ def judge_pending(state: TrainState, plan: LoopPlan, run: TrainingRun) -> Ending
 
 
 def judge(
-    troubles: list[Trouble], state: TrainState, policy: Stability, *, emit: Emit, rows_in: RowsIn
+    troubles: list[Trouble],
+    state: TrainState,
+    policy: StabilityPlan,
+    *,
+    emit: Emit,
+    rows_in: RowsIn,
 ) -> Ending | None:
     """Report every trouble with the policy's verdict: skip, ignore, rollback or stop; an Ending for
     the first one that is neither skipped nor ignored."""
     for trouble in troubles:
         match trouble.what:
             case NotFinite(step=step, bins=bins):
-                verdict: str = policy.after_not_finite(
-                    skips=trouble.skips, rollbacks=state.rollbacks
-                )
+                verdict = after_not_finite(policy, skips=trouble.skips, rollbacks=state.rollbacks)
                 rows = rows_in(bins)
                 emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
             case LossSpike(step=step, loss=loss, median=median, z=z):
-                verdict = policy.after_spike(rollbacks=state.rollbacks)
+                verdict = after_spike(policy, rollbacks=state.rollbacks)
                 emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
         if verdict not in ("skip", "ignore"):
             return Ending(trouble=trouble, verdict=verdict)

@@ -84,7 +84,7 @@ def plan_after(plan: RunPlan, failure: Failure) -> RunPlan | None:
     """The plan to try next; None if no other plan helps.
 
     The rows of a step never change, so neither does the training. Spikes and values that are not
-    finite are not the plan's fault: `spikes.Stability` decides about those.
+    finite are not the plan's fault: `spikes.py` decides about those.
     """
     values, because = _changes_after(plan, failure)
     return plan.with_values(values, because, "fallback") if values else None

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from expert.data.inspect.shown_rows import ShownRow
 
-BRACKETS = (("⟦", "⟧"), ("⟪", "⟫"), ("⦃", "⦄"), ("⸨", "⸩"), ("⟬", "⟭"))
-"""Around trained text: the first pair that does not occur in any of the rows."""
+BRACKETS = ("⟦", "⟧")
+"""Around trained text, with words where they occur in a row."""
 TRAINED, CONTEXT, SPECIAL, LOST, NOTE_STYLE = "black on green", "", "bold cyan", "red strike", "dim"
 SEEN_MARGIN, LOST_MARGIN, NOTE_MARGIN = "  │ ", "  ✂ ", "  ┊ "
 """Margins of what the model sees, of what it does not see, and of notes."""
@@ -47,8 +47,7 @@ def show_rows(rows: Sequence[ShownRow], console: Console) -> None:
 
 def _brackets(rows: Sequence[ShownRow]) -> tuple[str, str]:
     texts = "".join(text for row in rows for one in row.segments for text in (one.text, one.after))
-    free = [pair for pair in BRACKETS if not any(mark in texts for mark in pair)]
-    return free[0] if free else ("⟦trained:", ":trained⟧")
+    return BRACKETS if {*BRACKETS}.isdisjoint(texts) else ("⟦trained:", ":trained⟧")
 
 
 def _head(row: ShownRow) -> str:

@@ -18,7 +18,7 @@ from expert.telemetry.timeline import Timeline
 from expert.training.loop import LoopPlan
 from expert.training.recorder import Emit, MoreFields, RecompileCounter, Recorder
 from expert.training.schedule import schedule_of, with_rollbacks
-from expert.training.spikes import SpikeWatch, Stability
+from expert.training.spikes import SpikeWatch
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar
 
@@ -92,7 +92,7 @@ def instruments_for(plan: RunPlan, *, device: torch.device, emit: Emit) -> Instr
 
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
     """When to evaluate, save and stop, starting from `state`."""
-    watch, stability, total = plan.watch, plan.stability, plan.length.total_steps
+    watch, total = plan.watch, plan.length.total_steps
     # The epochs of a stream end with its rows.
     per_epoch = None if data.stream is not None else plan.length.steps_per_epoch
     schedule = schedule_of(plan.optim, ENDLESS if total is None else total)
@@ -121,12 +121,7 @@ def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
         save_every=save_every,
         save_epochs=save_epochs,
         save_best=watch.load_best,
-        stability=Stability(
-            on_not_finite=stability.on_not_finite,
-            max_skips=stability.max_skipped_updates,
-            on_spike=stability.on_loss_spike,
-            max_rollbacks=stability.max_rollbacks,
-        ),
+        stability=plan.stability,
     )
 
 

@@ -210,13 +210,8 @@ def _roll_back(session: Session, trouble: Trouble) -> None:
     skipped = session.state.skipped.with_window(first, last)
     rollbacks = session.state.rollbacks + 1
     _return_to_checkpoint(session)
-    at = session.state.done
-    steps = loop.stability.rewarm_steps(loop.schedule.total_steps - at)
-    factor = loop.stability.rate_factor
-    schedule = after_rollback(loop.schedule, at=at, rate_factor=factor, steps=steps)
-    session.state = replace(
-        session.state, skipped=skipped, rollbacks=rollbacks, schedule=rollbacks_of(schedule)
-    )
+    schedule = rollbacks_of(after_rollback(loop.schedule, at=session.state.done))
+    session.state = replace(session.state, skipped=skipped, rollbacks=rollbacks, schedule=schedule)
     _report_rollback(session, from_step)
 
 
