@@ -19,14 +19,7 @@ from expert.model.load import LoadedModel
 from expert.run.session import checkpoints
 from expert.training import loop
 from tests.faults.counting import case, scaled
-from tests.jobs.runs import (
-    events_of,
-    losses_of,
-    run,
-    saved_steps,
-    weights_of,
-    write_expert,
-)
+from tests.jobs.runs import events_of, losses_of, run, saved_steps, weights_of, write_expert
 from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD, begun, ended
 
 # Two epochs of six steps with accumulation, dropout and evaluation.

@@ -20,12 +20,7 @@ from safetensors.torch import save_file
 
 from expert.core.resources import DiskFull
 from expert.training import checkpoint
-from expert.training.checkpoint import (
-    find_checkpoint,
-    load_checkpoint,
-    prune,
-    save_checkpoint,
-)
+from expert.training.checkpoint import find_checkpoint, load_checkpoint, prune, save_checkpoint
 from tests.core.forking import Stages, in_child
 from tests.core.test_publish import flip
 

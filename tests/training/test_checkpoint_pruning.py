@@ -9,13 +9,7 @@ import pytest
 from expert.core.publish import damage
 from expert.training import checkpoint
 from expert.training.checkpoint import prune, put_aside_after, save_checkpoint
-from tests.training.checkpoints import (
-    check_pruning,
-    groups_of,
-    newest_after,
-    pruning_cases,
-    saved,
-)
+from tests.training.checkpoints import check_pruning, groups_of, newest_after, pruning_cases, saved
 
 
 def test_one_that_was_just_verified_is_not_read_again(

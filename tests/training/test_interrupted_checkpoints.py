@@ -16,11 +16,7 @@ import torch
 from expert.core.publish import damage, remove_leftovers
 from expert.core.resources import DiskFull
 from expert.training import checkpoint
-from expert.training.checkpoint import (
-    bytes_needed,
-    check_space,
-    save_checkpoint,
-)
+from expert.training.checkpoint import bytes_needed, check_space, save_checkpoint
 from tests.faults.counting import cases
 from tests.training.checkpoints import (
     FILES,

@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.training.spikes import (
-    SkippedSteps,
-    SpikeTest,
-    SpikeWatch,
-    after_not_finite,
-)
+from expert.training.spikes import SkippedSteps, SpikeTest, SpikeWatch, after_not_finite
 from tests.each import each
 from tests.training.toys import stability
 

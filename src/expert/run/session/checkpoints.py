@@ -11,21 +11,12 @@ from typing import Any
 
 from expert.core.links import refuse_links
 from expert.core.publish import DONE
-from expert.core.rundir import (
-    RunFolderError,
-    checkpoint_name,
-    checkpoint_step,
-    checkpoints_in,
-)
+from expert.core.rundir import RunFolderError, checkpoint_name, checkpoint_step, checkpoints_in
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.parallel.engine import Groups
 from expert.planning.run_plan import RunPlan
 from expert.run.build import Built
-from expert.run.session.identity import (
-    blocking_differences,
-    identity,
-    options_affecting_weights,
-)
+from expert.run.session.identity import blocking_differences, identity, options_affecting_weights
 from expert.run.session.session import (
     Session,
     continue_from,

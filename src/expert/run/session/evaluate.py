@@ -12,12 +12,7 @@ import torch
 from expert.data.feed.feed import Batch
 from expert.data.feed.loader import padded_rows
 from expert.data.feed.order import RankBatch
-from expert.data.feed.run_data import (
-    evaluated_bins,
-    evaluation_shape,
-    split_batches,
-    training_feed,
-)
+from expert.data.feed.run_data import evaluated_bins, evaluation_shape, split_batches, training_feed
 from expert.data.prepared import PreparedSplit
 from expert.parallel.group import PeerFailed
 from expert.run.session.checkpoints import upcoming_optimizer_bytes

@@ -21,23 +21,11 @@ from expert.parallel.launch import FAILURE_FILE
 from expert.planning.run_plan import RunPlan
 from expert.run.session.checkpoints import fallbacks_of, newest, save, with_fallbacks
 from expert.run.session.failures import RunFailed, exhausted_message
-from expert.run.session.session import (
-    Session,
-    change_plan,
-    continue_from,
-    loading_seconds,
-)
+from expert.run.session.session import Session, change_plan, continue_from, loading_seconds
 from expert.training.checkpoint import CheckpointError, load_checkpoint, put_aside_after
 from expert.training.loop import Ending, judge
 from expert.training.recorder import Trouble
-from expert.training.recovery import (
-    Failure,
-    LossSpike,
-    NotFinite,
-    OutOfMemory,
-    changes,
-    plan_after,
-)
+from expert.training.recovery import Failure, LossSpike, NotFinite, OutOfMemory, changes, plan_after
 from expert.training.schedule import after_rollback, rollbacks_of
 from expert.training.state import TrainState
 
