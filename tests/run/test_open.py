@@ -25,7 +25,6 @@ COUNTED = {
     "machines": (machine, "describe_machine"),
     "plans": (opening, "make_plan"),
     "searches for rows": (named_sources, "resolve_sources"),
-    "searches for a run": (opening, "run_to_resume"),
 }
 
 
@@ -59,14 +58,6 @@ def test_a_command_opens_its_manifest_once(run, base, tmp_path, counted, command
     ran = run(*command, "--manifest", str(file))
     assert ran.code == 0, ran.err
     assert counted == ONCE
-
-
-def test_a_run_that_is_resumed_is_looked_for_once(run, base, tmp_path, counted):
-    file = write_expert(tmp_path, base, {**ONE_STEP, "save_strategy": "steps", "save_steps": 1})
-    assert run("train", "--manifest", str(file)).code == 0
-    counted.clear()
-    assert run("train", "--manifest", str(file), "--resume").code == 0
-    assert counted == {**ONCE, "searches for a run": 1}
 
 
 def test_the_plan_that_is_shown_is_the_plan_that_runs(base, tmp_path):

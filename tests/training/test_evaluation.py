@@ -11,13 +11,6 @@ from expert.training.objectives.objective import EvalResult
 from tests.training.toys import OBJECTIVE, toy_batches, toy_engine
 
 
-def test_an_evaluation_leaves_no_gradients():
-    model, _, engine = toy_engine()
-    sums = evaluate(engine, OBJECTIVE, toy_batches(8, 4))
-    assert not sums.sums["loss"].requires_grad
-    assert model.matrix.grad is None
-
-
 def test_an_interrupted_evaluation_returns_none():
     _, _, engine = toy_engine()
     asked = iter([False, True])
