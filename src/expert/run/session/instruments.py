@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,15 +25,19 @@ ENDLESS = 2**62
 """Step count for a run without a known end."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Instruments:
     """What observes a run from start to end."""
 
-    device: torch.device
-    emit: Emit
-    gpu: GpuSampler | None
-    recompiling: RecompileCounter
-    meter: Meter
+    def __init__(self, plan: RunPlan, *, device: torch.device, emit: Emit) -> None:
+        peak = plan.length.peak_flops
+        self.device, self.emit = device, emit
+        self.gpu = GpuSampler(device.index or 0) if device.type == "cuda" else None
+        self.recompiling = RecompileCounter(blocks.compiled_graphs)
+        self.meter = Meter(
+            # Of all ranks together, like the token counts.
+            peak_flops=peak * plan.parallel.ranks if peak is not None else None,
+            total_steps=plan.length.total_steps,
+        )
 
     def recorder(
         self, plan: RunPlan, state: TrainState, timeline: Timeline | None = None
@@ -73,21 +76,6 @@ class Instruments:
             return {**of_gpu, **allocator_stats(self.device), **facts}
 
         return fields
-
-
-def instruments_for(plan: RunPlan, *, device: torch.device, emit: Emit) -> Instruments:
-    peak = plan.length.peak_flops
-    return Instruments(
-        device=device,
-        emit=emit,
-        gpu=GpuSampler(device.index or 0) if device.type == "cuda" else None,
-        recompiling=RecompileCounter(blocks.compiled_graphs),
-        meter=Meter(
-            # Of all ranks together, like the token counts.
-            peak_flops=peak * plan.parallel.ranks if peak is not None else None,
-            total_steps=plan.length.total_steps,
-        ),
-    )
 
 
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
