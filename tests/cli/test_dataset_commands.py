@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from expert.cli.show.rows import show_rows
+from expert.cli.dataset import show_rows
 from expert.data.inspect.shown_rows import RowsToShow
 from expert.jobs.datasets.check import check_dataset
 from tests.jobs.datasets.test_datasets import write

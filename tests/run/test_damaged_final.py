@@ -16,7 +16,7 @@ from expert.core.hashed import hash_file
 from expert.core.rundir import RunFolder
 from expert.jobs.validate.validate import validate
 from expert.run.open import open_run
-from expert.run.stored.choose_checkpoint import StateNotFound, choose
+from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import base_warning, read_plan
 from tests.data.damaging import KINDS, damage, files_in, put_back
 from tests.faults.counting import cases
@@ -39,7 +39,7 @@ def got_through(run: Path, file: Path, kind: str, dice: random.Random) -> str:
         except Damaged as error:
             named = str(error)
             return "" if file.name in named else f"{done}: {named}"
-        except StateNotFound as error:  # without DONE it was never finished
+        except ExpertError as error:  # without DONE it was never finished
             return "" if file.name == "DONE" == str(error).split()[-1] or kind == "gone" else done
         except Exception as error:  # noqa: BLE001 - whatever it is, it got through
             return f"{done}: {error!r}"

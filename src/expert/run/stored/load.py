@@ -18,7 +18,7 @@ from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape, Manifest, So
 from expert.model.base_folder import built_in_folder
 from expert.planning.run_plan import RunPlan
 from expert.run.session.identity import BaseWeights, config_of
-from expert.run.stored.choose_checkpoint import BASE, Choice, StateNotFound
+from expert.run.stored.choose_checkpoint import BASE, Choice
 from expert.run.stored.locate import with_current_paths
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def loading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         words = str(error).strip().partition("\n")[0]
-        raise StateNotFound(
+        raise ExpertError(
             f"{path}: cannot be loaded: {type(error).__name__}: {words}  (its files do not fit "
             "together: take another checkpoint, or train it again)"
         ) from error
@@ -212,7 +212,7 @@ def loading(path: Path) -> Iterator[None]:
 def load_base(plan: RunPlan, *, device: torch.device, fused: bool = True) -> Trained:
     """The base of a run without its trained weights, used the same way."""
     if plan.model.name == CHAR_GPT:
-        raise StateNotFound(
+        raise ExpertError(
             "--baseline base: the character model is trained from scratch, it has no base  "
             "(name a run)"
         )
@@ -259,7 +259,7 @@ def _loaded(
         assert run is not None
         file = run.path / "vocabulary.json"
         if not file.is_file():
-            raise StateNotFound(
+            raise ExpertError(
                 f"{run.path}: vocabulary.json is missing: the characters of the model are unknown  "
                 "(let the run finish with --resume)"
             )
@@ -332,7 +332,7 @@ def _load_final(loaded: LoadedModel, path: Path) -> None:
         missing = own & set(result.missing_keys)
         if result.unexpected_keys or missing:
             wrong = sorted([*result.unexpected_keys, *missing])
-            raise StateNotFound(
+            raise ExpertError(
                 f"{path}: the adapter does not fit the plan of its run: {', '.join(wrong[:3])}  "
                 "(the run folder was changed; take another checkpoint)"
             )
