@@ -64,23 +64,6 @@ def test_a_name_never_leaves_the_folder(tmp_path: Path, expert: str, name: str):
     assert run.path == tmp_path / f"{name}-20260504-120000"
 
 
-def test_json_is_written_whole_readable_and_without_secrets(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("HF_TOKEN", "hf_canary0123")
-    data = {"a": [1, 2.5, float("nan")], "token": "hf_canary0123", "name": "é"}
-    path = run.write_json("environment.json", data)
-    assert path == run.environment
-    assert json.loads(path.read_text()) == {"a": [1, 2.5, "nan"], "token": "***", "name": "é"}
-    assert path.read_text().endswith("}\n")
-    assert {item.name for item in run.path.iterdir()} == {
-        "environment.json",
-        ".environment.json.sha256",
-    }
-    with pytest.raises(AssertionError):
-        run.write_json("../out.json", {})
-
-
 @pytest.mark.fault(30)
 def test_the_latest_run_is_found_by_the_time_in_its_name(tmp_path: Path):
     assert latest_run(tmp_path / "none", "sql") is None
