@@ -28,7 +28,7 @@ demo: $(READY)        ## train, validate, benchmark and report an example; 6 to 
 	@$(BIN)/expert pretokenize --manifest $(DEMO)/manifest.json
 	@$(BIN)/expert train --manifest $(DEMO)/manifest.json --output $(DEMO_OUT)/runs
 	@$(BIN)/expert validate $(DEMO_OUT)/runs --baseline base --min-accuracy 0.95 --limit 200
-	@$(BIN)/expert benchmark --manifest $(DEMO)/manifest.json --minutes 2.2 --no-remember --to $(DEMO_OUT)/ladder.json
+	@$(BIN)/expert benchmark --manifest $(DEMO)/manifest.json --minutes 2.2 --to $(DEMO_OUT)/ladder.json
 	@$(BIN)/expert report $(DEMO_OUT)/runs --ladder $(DEMO_OUT)/ladder.json --to $(DEMO_OUT)/report.html
 	@echo
 	@echo "next: open file://$(CURDIR)/$(DEMO_OUT)/report.html"

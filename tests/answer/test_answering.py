@@ -14,11 +14,12 @@ from expert.answer import steps
 from expert.answer.decoding import DecodingSettings, end_tokens, generation_config
 from expert.answer.engine import answer_all
 from expert.answer.steps import AnswerModel
+from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Segment, Turn
 from expert.jobs.sample.sample import sample
 from expert.jobs.validate.row_losses import row_losses
-from expert.run.stored.choose_checkpoint import BASE, StateNotFound, choose
+from expert.run.stored.choose_checkpoint import BASE, choose
 from expert.run.stored.load import load_base, load_trained, read_plan
 from expert.training import evaluation
 from tests.each import each
@@ -242,5 +243,5 @@ def test_the_base_has_no_trained_weights_and_the_character_model_has_no_base():
     for name, value in other.loaded.module.named_parameters():
         assert torch.equal(value, own[name]), name
     plan = read_plan(RunFolder(Path(finished_characters())))
-    with pytest.raises(StateNotFound, match="is trained from scratch, it has no base"):
+    with pytest.raises(ExpertError, match="is trained from scratch, it has no base"):
         load_base(plan, device=CPU)

@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from expert.cli.show.rows import show_rows
+from expert.cli.dataset import show_rows
 from expert.data.inspect.shown_rows import RowsToShow
 from expert.jobs.datasets.check import check_dataset
 from tests.jobs.datasets.test_datasets import write
@@ -128,7 +128,7 @@ def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):
     ) in ran.out
     write(tmp_path / "train.jsonl", lines([*ROWS, {"instruction": "⟦", "output": "b"}]))
     ran = run("dataset", "check", str(file), "--row", "121")
-    assert "  │ ⟪b<|im_end|>↵\n  │ ⟫\n" in ran.out
+    assert "  │ ⟦trained:b<|im_end|>↵\n  │ :trained⟧\n" in ran.out
     assert run("dataset", "check", str(file), "--rows", "0").out.count("│") == 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from tests.cli.running import Runner
 
 
@@ -24,15 +22,3 @@ def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path
     assert run("new", "other", "-o", str(tmp_path)).out.splitlines()[-1] == (
         f"  expert validate {tmp_path / 'other'}"
     )
-
-
-def test_the_length_and_how_it_was_found_are_printed(run: Runner, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    long = [{"instruction": f"Say {n}.", "output": "word " * 700} for n in range(20)]
-    rows.write_text("".join(json.dumps(row) + "\n" for row in long), encoding="utf-8")
-    ran = run("new", "mine", "--from", str(rows), "-o", str(tmp_path))
-    assert "  max_seq_length 1024: 20 rows tokenised, the longest " in ran.out
-    other = run("new", "other", "--from", str(rows), "-o", str(tmp_path), "--model", "a/b")
-    assert "the tokenizer of a/b is not on this machine" in other.out
-    as_json = run("new", "third", "--from", str(rows), "-o", str(tmp_path), "--json")
-    assert json.loads(as_json.out)["length"]["length"] == 1024

@@ -10,11 +10,7 @@ import re
 import pytest
 
 from expert.cli.show.display import Waiting, make_console
-from expert.cli.show.progress import (
-    SECONDS_BETWEEN_LINES,
-    PreparingView,
-    RunProgress,
-)
+from expert.cli.show.progress import SECONDS_BETWEEN_LINES, PreparingView, RunProgress
 from tests.cli.screens import STARTED, STEP, Screen, recorded
 
 # --- between two step lines ----------------------------------------------------------------------

@@ -63,19 +63,8 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     base = base_model()
     file = write_expert(tmp_path / "e", base, {"epochs": 9, "save_steps": 2})
     out = tmp_path / "out"
-    options = (
-        "--epochs",
-        "2",
-        "--output",
-        str(out),
-        "--set",
-        "max_steps=4",
-        "--set",
-        "logging_steps=2",
-        "--device",
-        "cpu",
-    )
-    asked = (*options, "--set", "seed=7", "--set", "logging_steps=2", "--allow-remote-code")
+    options = "--epochs 2 --set max_steps=4 --set logging_steps=2 --set seed=7 --device cpu"
+    asked = ("--output", str(out), *options.split(), "--allow-remote-code")
     assert run("train", str(file), *asked).code == 0
     [folder] = out.iterdir()
     killed(folder)

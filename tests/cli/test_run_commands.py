@@ -144,6 +144,18 @@ def test_without_a_card_that_is_reported_and_nothing_failed(run, cards):
     assert "driver is not installed" in found["note"]
 
 
+def test_the_machine_has_a_row_for_every_fact_of_its_cards(run, cards, monkeypatch):
+    cards.compute = [using(NO_SUCH_PID, 5)]
+    described = nvml.describe_gpus()
+    monkeypatch.setattr("expert.planning.machine.machine.describe_gpus", lambda _: described)
+    lines = [line.split("  ") for line in run("machine").out.splitlines()]
+    rows = {cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in lines}
+    assert rows["GPU 0"] == ["NVIDIA H100 80GB HBM3", "NVML"]
+    assert rows["GPU 0 capability"] == ["9.0", "NVML"]
+    assert rows["GPU 0 memory held by"][0] == f"unknown process (pid {NO_SUCH_PID}) 5.0 GiB"
+    assert "GPU 0 MIG slice" not in rows
+
+
 def test_holders_are_named_and_what_would_free_their_memory(run, cards):
     cards.compute = [using(NO_SUCH_PID, 5), using(os.getpid(), 1)]
     ran = run("clear-cuda-cache")

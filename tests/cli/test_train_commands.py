@@ -258,7 +258,7 @@ def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(run, expe
         assert list((expert.parent / "runs").iterdir())
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr("expert.run.session.session.instruments_for", interrupted)
+    monkeypatch.setattr("expert.run.session.session.Instruments", interrupted)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert (ran.code, ran.err) == (130, "")
     assert "stopped by Ctrl-C before the first step: no run was started" in ran.out

@@ -7,20 +7,6 @@ import pickle
 
 from expert.core import errors
 from expert.core.errors import EXIT_MEANINGS, ManifestError, Problem
-from tests.each import each
-
-
-@each(
-    ("problem", "text"),
-    [
-        (Problem("a.b", "unknown key", "remove it", 3), "line 3: a.b: unknown key  (remove it)"),
-        (Problem("a.b", "unknown key", "", 3), "line 3: a.b: unknown key"),
-        (Problem("a.b", "unknown key", "remove it"), "a.b: unknown key  (remove it)"),
-        (Problem("", "no such file"), "no such file"),
-    ],
-)
-def test_a_problem_says_where_what_and_what_to_do(problem: Problem, text: str):
-    assert str(problem) == text
 
 
 def test_a_manifest_error_lists_every_problem_and_survives_the_way_to_another_process():

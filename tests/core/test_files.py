@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_created_is_named_and_not_a_temporary_one(
     def fail(*given: object, **more: object) -> int:
         raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".a.txt.x1"))
 
-    monkeypatch.setattr(os, "open", fail)
+    monkeypatch.setattr("io.open", fail)
     with pytest.raises(OSError, match="Read-only") as failed:
         write_text_atomically(tmp_path / "a.txt", "new")
     assert failed.value.filename == str(tmp_path / "a.txt")

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 
 from expert.core.install import NAME, clone_of, pip_install
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_the_distribution_is_not_named_as_somebody_elses():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["name"] == NAME == "expert-trainer"
-    assert set(project["scripts"]) == {"expert", "expert-cli"}
-    own = [line for line in project["optional-dependencies"]["dev"] if line.startswith("expert")]
-    assert own == ["expert-trainer[quant,tensorboard,validate,gguf,serve,grammar]"]
 
 
 def package_in(folder: Path, project: str) -> Path:

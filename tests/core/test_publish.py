@@ -12,14 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.publish import (
-    DONE,
-    PublishError,
-    damage,
-    faults,
-    publishing,
-    remove_leftovers,
-)
+from expert.core.publish import DONE, PublishError, damage, faults, publishing, remove_leftovers
 from tests.core.forking import fork
 from tests.each import each
 

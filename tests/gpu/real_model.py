@@ -21,12 +21,10 @@ from torch import Tensor
 
 from expert.data.feed.run_data import RunData, split_batches
 from expert.manifest.reader import read_manifest
-from expert.planning.machine.machine import describe_machine
 from expert.planning.run_plan import RunPlan
 from expert.run.build import Built, build
 from expert.run.gguf_base import base_from_gguf
-from expert.run.open import open_planned
-from expert.run.open import plan as plan_job
+from expert.run.open import open_run
 from expert.training.objectives.next_token import NextToken
 from expert.training.step import forward_backward
 from tests.gpu.real_texts import TEXTS
@@ -110,7 +108,7 @@ def make_setting(folder: Path) -> Setting:
     rows = [{"text": text} for text in TEXTS]
     manifest = write_expert(folder, SMOLLM2, config, rows=rows, dataset={"validation_split": 0.0})
     read = read_manifest(manifest)
-    opened = open_planned(plan_job(read), read, describe_machine(folder))
+    opened = open_run(read)
     return Setting(plan=opened.plan, data=opened.data)
 
 

@@ -12,12 +12,13 @@ import torch
 
 from expert.answer.decoding import CannotSample
 from expert.answer.engine import answer_all
+from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
 from expert.data.template.text_tools import text_tools
 from expert.jobs.sample.sample import Conversation, load_expert, prompt_text, sample
 from expert.model.chargpt import load_char_gpt
-from expert.run.stored.choose_checkpoint import StateNotFound, choose
+from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, pick_device, read_plan
 from tests.each import each
 from tests.jobs.trained_runs import finished, finished_characters, with_plan
@@ -146,7 +147,7 @@ def test_a_character_model_that_was_not_finished_can_be_asked_by_its_checkpoint(
     shutil.rmtree(unfinished / "final")
     assert sample(unfinished, ["the cat"], checkpoint="best", seed=3).samples[0].text == asked
     (unfinished / "vocabulary.json").unlink()
-    with pytest.raises(StateNotFound, match=r"vocabulary\.json is missing"):
+    with pytest.raises(ExpertError, match=r"vocabulary\.json is missing"):
         sample(unfinished, ["the cat"], checkpoint="best", seed=3)
 
 
@@ -185,9 +186,9 @@ def test_wrong_settings_and_a_missing_card_are_refused_at_once(monkeypatch):
 def test_a_missing_checkpoint_is_reported_with_the_existing_ones():
     folder = RunFolder(finished("lora"))
     offered = r"\(there is --checkpoint final, 3, 6\)"
-    with pytest.raises(StateNotFound, match=f"no checkpoint of step 4  {offered}"):
+    with pytest.raises(ExpertError, match=f"no checkpoint of step 4  {offered}"):
         choose(folder, "4")
-    with pytest.raises(StateNotFound, match=f"neither final nor best nor .*{offered}"):
+    with pytest.raises(ExpertError, match=f"neither final nor best nor .*{offered}"):
         choose(folder, "latest")
 
 
@@ -203,13 +204,13 @@ def test_the_best_is_the_checkpoint_of_the_best_evaluation(tmp_path):
     run.events.write_text("\n".join(map(json.dumps, events)) + "\n", encoding="utf-8")
     assert choose(run, "best").step == 3
     shutil.rmtree(run.checkpoints / "step-000003")
-    with pytest.raises(StateNotFound, match="the best checkpoint, step-000003, is not kept"):
+    with pytest.raises(ExpertError, match="the best checkpoint, step-000003, is not kept"):
         choose(run, "best")
     with run.events.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps({"event": "took_best", "step": 3}) + "\n")
     assert choose(run, "best").path == run.final
     run.events.write_text("", encoding="utf-8")
-    with pytest.raises(StateNotFound, match="no evaluation recorded a best checkpoint"):
+    with pytest.raises(ExpertError, match="no evaluation recorded a best checkpoint"):
         choose(run, "best")
 
 
@@ -217,7 +218,7 @@ def test_a_run_that_has_not_finished_has_no_final(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished("lora"), run)
     shutil.rmtree(run / "final")
-    with pytest.raises(StateNotFound, match=r"there is no finished expert: it does not exist  \("):
+    with pytest.raises(ExpertError, match=r"there is no finished expert: it does not exist  \("):
         texts(run, "say cat 2")
     assert texts(run, "say cat 2", checkpoint="6") == texts(finished("lora"), "say cat 2")
 

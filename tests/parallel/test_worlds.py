@@ -17,14 +17,7 @@ from expert.planning.memory.shards import checkpoint_bytes
 from expert.planning.memory.workload import Workload
 from expert.planning.models.known_models import find_known_model
 from expert.run.open import open_run
-from tests.jobs.runs import (
-    base_model,
-    events_of,
-    losses_of,
-    run,
-    saved_steps,
-    write_expert,
-)
+from tests.jobs.runs import base_model, events_of, losses_of, run, saved_steps, write_expert
 from tests.parallel.ranks import fine, ranks, trained
 
 # Sums of float32 in another order. With three ranks the largest difference of any kind of run below

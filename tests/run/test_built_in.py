@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import expert
+from expert.core.errors import ExpertError
 from expert.core.hashed import write_hashed
 from expert.core.publish import damage, publishing
 from expert.jobs.export.export import export
@@ -18,7 +19,6 @@ from expert.jobs.sample.sample import sample
 from expert.jobs.validate.validate import validate
 from expert.planning.run_plan import RunPlan
 from expert.run.open import plan
-from expert.run.stored.load import BaseMismatch
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, events_of, run, write_expert
 
@@ -90,7 +90,7 @@ def test_a_run_trained_on_another_tiny_is_refused(tiny, tmp_path):
         lambda: export(folder, tmp_path / "out", device="cpu"),
     ]
     for use in uses:
-        with pytest.raises(BaseMismatch, match=r"was trained on another `tiny` \(.*train it again"):
+        with pytest.raises(ExpertError, match=r"was trained on another `tiny` \(.*train it again"):
             use()
 
 

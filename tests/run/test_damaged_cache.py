@@ -67,19 +67,6 @@ def test_every_file_of_a_cache_may_be_damaged_and_the_sequences_stay_the_same(tm
     assert attack(cache, times or len(files_in(cache.folder)), seed=7) == []
 
 
-def test_tokens_that_are_damaged_are_put_aside_and_made_again(tmp_path):
-    manifest = an_expert(tmp_path)
-    before = prepare(manifest)
-    folder = before.train.folders[0].folder
-    for number, name in enumerate(("recipe.json", "DONE", "state.json", "statistics.json")):
-        publish._sound.clear()
-        damage(folder / name, "bit", random.Random(number))
-        again = prepare(manifest)
-        assert sequences(again) == sequences(before), name
-        assert again.train.folders[0].damaged, name
-    assert len(list(folder.parent.glob("tokens-*.bad*"))) == 4
-
-
 def test_what_was_damaged_is_a_warning_that_names_the_file_and_where_it_was_put(tmp_path):
     manifest = an_expert(tmp_path)
     made = prepare(manifest)

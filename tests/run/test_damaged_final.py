@@ -11,13 +11,13 @@ import pytest
 
 import expert
 from expert.core import publish
-from expert.core.errors import Damaged
+from expert.core.errors import Damaged, ExpertError
 from expert.core.hashed import hash_file
 from expert.core.rundir import RunFolder
 from expert.jobs.validate.validate import validate
 from expert.run.open import open_run
-from expert.run.stored.choose_checkpoint import StateNotFound, choose
-from expert.run.stored.load import BaseMismatch, base_warning, read_plan
+from expert.run.stored.choose_checkpoint import choose
+from expert.run.stored.load import base_warning, read_plan
 from tests.data.damaging import KINDS, damage, files_in, put_back
 from tests.faults.counting import cases
 from tests.jobs.trained_runs import finished
@@ -39,7 +39,7 @@ def got_through(run: Path, file: Path, kind: str, dice: random.Random) -> str:
         except Damaged as error:
             named = str(error)
             return "" if file.name in named else f"{done}: {named}"
-        except StateNotFound as error:  # without DONE it was never finished
+        except ExpertError as error:  # without DONE it was never finished
             return "" if file.name == "DONE" == str(error).split()[-1] or kind == "gone" else done
         except Exception as error:  # noqa: BLE001 - whatever it is, it got through
             return f"{done}: {error!r}"
@@ -76,7 +76,7 @@ def test_a_damaged_adapter_or_another_base_is_refused_whoever_wants_it(run, use,
     base, out = Path(read_plan(RunFolder(run)).model.location), tmp_path / "out"
     with put_back(base, tmp_path / "kept"):
         damage(base / "model.safetensors", "last byte", random.Random(1))
-        with pytest.raises(BaseMismatch, match=f"its weights are not those {run} was trained on"):
+        with pytest.raises(ExpertError, match=f"its weights are not those {run} was trained on"):
             USES[use](run, out)
     damage(run / "final" / "adapter_model.safetensors", "bit", random.Random(1))
     publish._sound.clear()

@@ -12,15 +12,7 @@ import torch
 from expert.model.fused.block import FusedForward
 from expert.run.stored.load import fuse_to_answer
 from tests.each import each
-from tests.jobs.runs import (
-    copied,
-    losses_of,
-    plan_of,
-    run,
-    saved_steps,
-    weights_of,
-    write_expert,
-)
+from tests.jobs.runs import copied, losses_of, plan_of, run, saved_steps, weights_of, write_expert
 from tests.model.models import load, tiny_model
 
 SETTINGS: dict[str, Any] = {"epochs": 1, "micro_batch_size": 2, "save_steps": 2}

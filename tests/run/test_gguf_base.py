@@ -8,9 +8,10 @@ import shutil
 import pytest
 import torch
 
+from expert.core.errors import ExpertError
 from expert.jobs.export.export import export
 from expert.planning.models.resolve import BUILT_IN
-from expert.run.gguf_base import GgufUnusable, base_from_gguf
+from expert.run.gguf_base import base_from_gguf
 from tests.jobs.runs import run, write_expert
 
 
@@ -49,9 +50,9 @@ def test_a_gguf_file_becomes_a_folder_with_the_logits_and_the_end_of_its_expert(
 
 
 def test_what_is_no_gguf_file_is_refused_by_name(tmp_path, home):
-    with pytest.raises(GgufUnusable, match="there is no such file"):
+    with pytest.raises(ExpertError, match="there is no such file"):
         base_from_gguf(tmp_path / "none.gguf")
     (tmp_path / "text.gguf").write_text("hello")
-    with pytest.raises(GgufUnusable, match=r"text\.gguf: transformers cannot read it"):
+    with pytest.raises(ExpertError, match=r"text\.gguf: transformers cannot read it"):
         base_from_gguf(tmp_path / "text.gguf")
     assert not list((home / "models").glob("*")) if (home / "models").exists() else True

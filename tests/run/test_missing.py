@@ -28,9 +28,9 @@ def written(folder: Path, text: str) -> Path:
 
 
 def doubts(folder: Path, text: str) -> list[tuple[str, str]]:
-    found = find_missing(read_manifest(written(folder, text)), environ=NOWHERE)
-    refused = [(each.path, each.what) for each in found.problems]
-    return [*refused, *((each.path, each.text) for each in found.remarks)]
+    remarks, problems = find_missing(read_manifest(written(folder, text)), environ=NOWHERE)
+    assert problems == []
+    return [(each.path, each.text) for each in remarks]
 
 
 def test_misspelt_models_and_rows_are_all_told_with_what_was_meant(tmp_path):

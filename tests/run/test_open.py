@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import expert
+from expert.core.errors import ExpertError
 from expert.data import named_sources
 from expert.data.feed.streaming import StreamPosition
 from expert.jobs.diagnose import check
 from expert.planning.machine import machine
 from expert.run import open as opening
-from expert.run.open import GpuNotFound, open_run
+from expert.run.open import open_run
 from tests.cli.conftest import run as run
 from tests.jobs.runs import ROWS, events_of, write_expert
 
@@ -24,7 +25,6 @@ COUNTED = {
     "machines": (machine, "describe_machine"),
     "plans": (opening, "make_plan"),
     "searches for rows": (named_sources, "resolve_sources"),
-    "searches for a run": (opening, "run_to_resume"),
 }
 
 
@@ -58,14 +58,6 @@ def test_a_command_opens_its_manifest_once(run, base, tmp_path, counted, command
     ran = run(*command, "--manifest", str(file))
     assert ran.code == 0, ran.err
     assert counted == ONCE
-
-
-def test_a_run_that_is_resumed_is_looked_for_once(run, base, tmp_path, counted):
-    file = write_expert(tmp_path, base, {**ONE_STEP, "save_strategy": "steps", "save_steps": 1})
-    assert run("train", "--manifest", str(file)).code == 0
-    counted.clear()
-    assert run("train", "--manifest", str(file), "--resume").code == 0
-    assert counted == {**ONCE, "searches for a run": 1}
 
 
 def test_the_plan_that_is_shown_is_the_plan_that_runs(base, tmp_path):
@@ -103,7 +95,7 @@ def test_a_gpu_that_is_not_here_is_refused_before_anything_is_prepared(base, tmp
     here = machine.describe_machine(tmp_path)
     without = here.__class__(**{**here.__dict__, "gpus": ()})
     monkeypatch.setattr(machine, "describe_machine", lambda folder=None: without)
-    with pytest.raises(GpuNotFound):
+    with pytest.raises(ExpertError, match="no GPU was found"):
         expert.train(file)
     assert not (tmp_path / "datasets_optimized").exists()
     assert opening.plan(file).kernels.device == "cpu", "a plan only warns"

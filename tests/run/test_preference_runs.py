@@ -9,6 +9,7 @@ import pytest
 
 from expert.model.errors import ModelError
 from expert.run.open import open_run
+from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import (
     WORDS,
     copied,
@@ -76,7 +77,10 @@ def test_a_resumed_run_is_the_same_with_and_without_the_stored_reference(whole, 
     if not stored:
         for file in files:
             file.unlink()
-    run(manifest, resume=str(copy / "checkpoints" / "step-000004"))
+    checkpoint = str(copy / "checkpoints" / "step-000004")
+    with pytest.raises(CheckpointError, match=r"objective\.beta: was 0\.1, is 0\.5"):
+        run(manifest, resume=checkpoint, overrides=("training.config.beta=0.5",))
+    run(manifest, resume=checkpoint)
     how = "read" if stored else "measured"
     assert [event["how"] for event in events_of(copy, "reference")] == [how]
     later = {step: loss for step, loss in losses_of(folder).items() if step > 4}

@@ -15,11 +15,7 @@ from expert.core.rundir import RunFolder, runs_in
 from tests.faults.counting import cases
 from tests.jobs.runs import events_of, losses_of, weights_of
 from tests.jobs.trainer import PHASES, begun, ended
-from tests.run.test_training_signals import (  # noqa: F401 - fixtures
-    assert_equal_in_the_end,
-    own,
-    whole,
-)
+from tests.run.test_training_signals import assert_equal_in_the_end, own, whole  # noqa: F401 - fixtures
 
 CALLS = {"step": 12, "evaluation": 4, "saving": 6}
 """How often a phase begins in an undisturbed run, where that is more than once."""

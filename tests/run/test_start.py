@@ -2,35 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 from expert.run.session.start import choose_threads
-from expert.telemetry.cpu import CpuSampler, available_cores
 from tests.each import each
-from tests.jobs.runs import base_model, run, write_expert
-
-
-def test_the_diagnosis_of_a_run_says_that_others_take_its_cores(tmp_path, monkeypatch):
-    """By a clock and processes made up: 80 % of the cores in others' hands for the whole run."""
-    from expert.jobs.diagnose.diagnose import diagnose_run
-
-    seconds_gone = count(1.0)
-    now = 0.0
-
-    def clock():
-        nonlocal now
-        now = next(seconds_gone)
-        return now
-
-    cores = len(available_cores())
-    sampler = CpuSampler(clock=clock, busy=lambda: 0.8 * cores * now, own=lambda: 0.0)
-    monkeypatch.setattr("expert.telemetry.cpu.CpuSampler", lambda: sampler)
-    config = {"max_steps": 4, "dataloader_num_workers": 0}
-    folder = run(write_expert(tmp_path, base_model(), config)).folder
-    found = diagnose_run(folder)
-    assert "good" not in found.verdict.sentence
-    [busy] = [finding for finding in found.findings if finding.name == "busy-cores"]
-    assert "(80 %)" in busy.evidence
 
 
 @each(

@@ -258,10 +258,16 @@ def test_a_kernel_that_cannot_run_makes_way_for_the_next(base, whole, tmp_path, 
         return arguments(kind, batch)
 
     monkeypatch.setattr(model_load, "attention_kwargs", unavailable)
-    done = run(write_expert(tmp_path, base, SETTINGS | {"dropout": 0.0, "max_steps": 2}))
+    manifest = write_expert(tmp_path, base, SETTINGS | {"dropout": 0.0, "max_steps": 2})
+    done = run(manifest)
     assert fallbacks(done.folder) == [{"kernels.attention": "eager"}]
     assert "attention 'sdpa': cannot do this" in events_of(done.folder, "fell_back")[0]["reason"]
     assert list(losses_of(done.folder)) == [1, 2]
+    # Another kernel chosen by a failure belongs to the run, also when it is resumed.
+    copy = copied(done.folder, tmp_path / "copy")
+    run(manifest, resume=str(copy / "checkpoints" / "step-000001"))
+    assert events_of(copy, "resumed")[0]["changed"] == []
+    assert weights_of(copy) == weights_of(done.folder)
 
 
 def test_an_optimizer_that_cannot_run_makes_way_for_the_plain_one(base, tmp_path, monkeypatch):

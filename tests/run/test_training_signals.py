@@ -14,19 +14,12 @@ from pathlib import Path
 import pytest
 
 from expert.core.publish import damage
-from expert.core.rundir import RunInUse
+from expert.core.rundir import RunFolderError
 from expert.model.load import LoadedModel
 from expert.run.session import checkpoints
 from expert.training import loop
 from tests.faults.counting import case, scaled
-from tests.jobs.runs import (
-    events_of,
-    losses_of,
-    run,
-    saved_steps,
-    weights_of,
-    write_expert,
-)
+from tests.jobs.runs import events_of, losses_of, run, saved_steps, weights_of, write_expert
 from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD, begun, ended
 
 # Two epochs of six steps with accumulation, dropout and evaluation.
@@ -91,7 +84,7 @@ def test_a_signal_saves_the_step_reached_and_the_run_is_resumed_from_there(whole
     wait_for_file(manifest, HELD)
     folder = run_folder(manifest)
     # In the meantime nobody else may train there.
-    with pytest.raises(RunInUse, match=f"is in use by process {process.pid} on "):
+    with pytest.raises(RunFolderError, match=f"is in use by process {process.pid} on "):
         run(manifest, resume=str(folder))
     os.kill(process.pid, signal.SIGTERM)
     wait_for_file(manifest, ACKNOWLEDGED)

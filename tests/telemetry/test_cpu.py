@@ -8,11 +8,7 @@ import subprocess
 import sys
 import time
 
-from expert.telemetry.cpu import (
-    CpuSampler,
-    available_cores,
-    peak_memory_bytes,
-)
+from expert.telemetry.cpu import CpuSampler, available_cores, peak_memory_bytes
 from tests.each import each
 
 

@@ -64,16 +64,14 @@ def test_step_fields_average_since_the_last_line_and_fall_back_to_the_newest(clo
         "gpu_process_memory_bytes": 2 * GIB,
         "power_watts": 612.5,
         "sm_clock_mhz": 1980.0,
-        "throttled_power": 0.0,
         "throttled_heat": 0.0,
     }
     assert sampler.step_fields(since=clock.now + 1)["gpu_utilization"] == 100.0
-    nvml.bits = pynvml.nvmlClocksThrottleReasonSwPowerCap
+    nvml.bits = pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
     for _ in range(3):
         sampler.sample()
     fields = sampler.step_fields(0.0)  # the oldest were dropped
-    assert (fields["gpu_utilization"], fields["throttled_power"]) == (100.0, 0.75)
-    assert fields["throttled_heat"] == 0.0
+    assert (fields["gpu_utilization"], fields["throttled_heat"]) == (100.0, 0.75)
 
 
 def test_a_value_the_card_does_not_report_is_none_and_the_rest_stays(clock):
@@ -156,8 +154,7 @@ def test_a_real_card_reports_its_values_and_the_allocator_its_peaks():
     with GpuSampler(0, interval=60.0) as sampler:
         sample = sampler.sample()
     assert sample is not None
-    assert sample.memory_bytes is not None
-    assert sample.memory_bytes >= held.nbytes
-    assert sample.utilization_percent is not None
+    assert sample["memory"] >= held.nbytes
+    assert sample["utilization"] is not None
     facts = allocator_stats()
     assert facts["peak_reserved_bytes"] >= facts["peak_allocated_bytes"] >= held.nbytes

@@ -195,15 +195,6 @@ def test_losses_of_steps_that_were_undone_are_forgotten_and_their_time_is_not(me
     assert meter.run_line()["loss"] is None
 
 
-def test_the_time_left_has_as_many_pauses_in_it_as_the_time_before(clock):
-    meter = Meter(clock, total_steps=4, settling=0)
-    make(meter, clock, 1.0, 1.0, first=0)
-    assert meter.eta_seconds() == 2.0
-    with meter.paused():
-        clock.now += 1.0
-    assert meter.eta_seconds() == 3.0
-
-
 def test_the_loss_of_a_run_is_the_mean_of_its_newest_lines_and_its_rate_a_median(clock):
     meter, told = Meter(clock, settling=0), []
     for step in range(1, 101):

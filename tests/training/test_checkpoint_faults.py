@@ -13,13 +13,7 @@ import torch
 from expert.core.publish import publishing
 from expert.training.checkpoint import CheckpointError, load_checkpoint
 from tests.faults.counting import case, cases
-from tests.training.checkpoints import (
-    FILES,
-    assert_is,
-    full_disk,
-    newest_after,
-    saved,
-)
+from tests.training.checkpoints import FILES, assert_is, full_disk, newest_after, saved
 
 pytestmark = pytest.mark.slow
 

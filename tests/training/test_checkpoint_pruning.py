@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import random
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from expert.core.publish import damage
 from expert.training import checkpoint
 from expert.training.checkpoint import prune, put_aside_after, save_checkpoint
-from tests.training.checkpoints import (
-    check_pruning,
-    groups_of,
-    newest_after,
-    pruning_cases,
-    saved,
-)
+from tests.core.test_publish import flip
+from tests.training.checkpoints import groups_of, newest_after, saved
 
 
 def test_one_that_was_just_verified_is_not_read_again(
@@ -32,9 +34,62 @@ def test_one_that_was_just_verified_is_not_read_again(
     assert prune(tmp_path, 1, set(), verified=newest) == [tmp_path / "step-000001"]
 
 
-@pruning_cases
+KINDS = ("whole", "whole", "whole", "unfinished", "short", "flipped", "misnamed", "file")
+
+
+@functools.cache
+def store() -> tempfile.TemporaryDirectory[str]:
+    """Checkpoints to copy: saving them again in every case takes 2.3 ms each, copying 0.4 ms."""
+    place = tempfile.TemporaryDirectory()
+    for step in range(14):
+        saved(Path(place.name), step)
+    return place
+
+
+def make(folder: Path, step: int, kind: str) -> None:
+    path = folder / f"step-{step:06d}"
+    if kind == "file":
+        path.write_text("")
+    else:
+        source = step + 1 if kind == "misnamed" else step
+        shutil.copytree(Path(store().name) / f"step-{source:06d}", path)
+        if kind == "unfinished":
+            (path / "DONE").unlink()
+        elif kind == "short":
+            os.truncate(path / "model.safetensors", 3)
+        elif kind == "flipped":
+            flip(path / "model.safetensors", 100, 0)
+
+
+def survivors(kinds: dict[int, str], keep: int | None, protect: set[int]) -> set[int]:
+    """The specification, in its own words."""
+    whole = sorted(step for step, kind in kinds.items() if kind in ("whole", "flipped"))
+    if keep is None or not whole or kinds[whole[-1]] == "flipped":
+        return set(kinds)
+    return set(kinds) - (set(whole[:-keep]) - protect)
+
+
+@given(
+    kinds=st.dictionaries(st.integers(0, 12), st.sampled_from(KINDS), min_size=2, max_size=7),
+    keep=st.none() | st.integers(1, 4),
+    protect=st.sets(st.integers(0, 12), max_size=3),
+    seed=st.integers(0, 1000),
+)
 def test_survivors_are_those_of_the_specification(kinds, keep, protect, seed):
-    check_pruning(kinds, keep, protect, seed)
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for step, kind in kinds.items():
+            make(folder, step, kind)
+            time = chance.randrange(2**31)
+            os.utime(folder / f"step-{step:06d}", (time, time))
+        (folder / ".bad-step-000001").mkdir()
+        gone = prune(folder, keep, protect)
+        left = {int(path.name[5:]) for path in folder.glob("step-*")}
+        assert left == survivors(kinds, keep, protect)
+        assert {int(path.name[5:]) for path in gone} == set(kinds) - left
+        assert not list(folder.glob(".tmp-*"))
+        assert (folder / ".bad-step-000001").is_dir()
 
 
 def test_a_run_that_goes_back_can_save_its_steps_again(tmp_path: Path):

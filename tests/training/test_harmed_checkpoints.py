@@ -116,13 +116,12 @@ def test_a_harmed_checkpoint_is_refused_put_aside_and_the_one_before_is_used(
         with pytest.raises(CheckpointError, match=r"step-000002: cannot be used .+\(resume from"):
             load_checkpoint(path)
     before = sorted(path.rglob("*"))
-    found = find_checkpoint(tmp_path)
-    assert_is(found.path, 1)
-    [(aside, why)] = found.rejected
+    found, [(aside, why)] = find_checkpoint(tmp_path)
+    assert_is(found, 1)
     assert words in why
     assert aside == tmp_path / ".bad-step-000002"
     assert len(sorted(aside.rglob("*"))) == len(before)  # nothing was deleted
-    assert find_checkpoint(tmp_path).rejected == []
+    assert find_checkpoint(tmp_path)[1] == []
     assert_is(saved(tmp_path, 2), 2)
 
 
@@ -157,8 +156,8 @@ def test_a_flipped_bit_anywhere_is_refused_and_the_file_is_named(tmp_path: Path,
             # A flip in the listing shows as a file that is not as listed.
             told = "" if name == "DONE" else f"{name} does not match its hash"
             assert told in str(refusal.value), (name, offset, bit)
-            assert find_checkpoint(tmp_path).path == tmp_path / "step-000001"
+            assert find_checkpoint(tmp_path)[0] == tmp_path / "step-000001"
             (tmp_path / ".bad-step-000002").rename(path)
             flip(path / name, offset, bit)
         assert (path / name).read_bytes() == good
-    assert_is(find_checkpoint(tmp_path).path, 2)
+    assert_is(find_checkpoint(tmp_path)[0], 2)

@@ -8,19 +8,13 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from expert.core.publish import damage, remove_leftovers
-from expert.core.resources import DiskFull
 from expert.training import checkpoint
-from expert.training.checkpoint import (
-    bytes_needed,
-    check_space,
-    save_checkpoint,
-)
+from expert.training.checkpoint import bytes_needed, save_checkpoint
 from tests.faults.counting import cases
 from tests.training.checkpoints import (
     FILES,
@@ -99,29 +93,6 @@ def test_a_full_disk_leaves_nothing_and_the_one_before_is_whole(tmp_path: Path, 
     assert "(make room and resume" in text
     assert names(tmp_path / "c") == ["step-000001"]
     assert_is(newest_after(tmp_path / "c"), 1)
-
-
-def test_the_room_is_looked_at_before_a_byte_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    asked: list[Path] = []
-
-    def usage(free: int) -> None:
-        def asking(place: Path) -> Any:
-            asked.append(place)
-            return Usage(0, 0, free)
-
-        monkeypatch.setattr(shutil, "disk_usage", asking)
-
-    usage(1_199_999_999)
-    with pytest.raises(DiskFull) as refusal:
-        check_space(tmp_path / "not" / "yet", 1_000_000_000)
-    assert set(asked) == {tmp_path}
-    assert str(refusal.value).startswith(
-        f"{tmp_path}/not/yet: too little room: saving needs about 1.1 GiB, 1.1 GiB are free"
-    )
-    usage(1_200_000_000)
-    check_space(tmp_path, 1_000_000_000)
 
 
 def test_what_a_checkpoint_takes_is_known_before(tmp_path: Path):

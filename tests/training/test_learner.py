@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from expert.training.optim import StateMismatch
+from expert.core.errors import ExpertError
 from tests.training.toys import ToyModel, accumulate, toy_batches, toy_engine
 
 BATCH = toy_batches(4, 4)[0]
@@ -90,10 +90,10 @@ def test_weights_of_another_model_are_refused():
     update(engine)
     saved = copy_of(learner.tensors())
     saved["model"]["gate"] = torch.ones(4)
-    with pytest.raises(StateMismatch, match=r"gate: saved as \(4,\), the model has \(3,\)"):
+    with pytest.raises(ExpertError, match=r"gate: saved as \(4,\), the model has \(3,\)"):
         toy_engine()[1].load(saved)
     del saved["model"]["gate"]
-    with pytest.raises(StateMismatch, match="gate: saved as absent"):
+    with pytest.raises(ExpertError, match="gate: saved as absent"):
         toy_engine()[1].load(saved)
 
 

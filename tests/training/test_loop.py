@@ -6,18 +6,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
-from expert.training.evaluation import EvalResult
 from expert.training.loop import LoopPlan, train
-from expert.training.recorder import RecompileCounter, Recorder
+from expert.training.objectives.objective import EvalResult
+from expert.training.recorder import DelayedValues, RecompileCounter, Recorder
 from expert.training.schedule import Schedule
-from expert.training.spikes import SkippedSteps, SpikeWatch, Stability
+from expert.training.spikes import SkippedSteps, SpikeWatch
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar
-from tests.training.toys import CPU, OBJECTIVE, Counts, toy_batches, toy_engine
+from tests.training.toys import CPU, OBJECTIVE, Counts, stability, toy_batches, toy_engine
 
 PLAN = LoopPlan(
     schedule=Schedule(kind="constant", peak=1e-2, warmup_steps=0, total_steps=10),
@@ -28,7 +27,7 @@ PLAN = LoopPlan(
     eval_every=0,
     save_every=0,
     save_best=False,
-    stability=Stability(),
+    stability=stability(),
 )
 
 

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
-from expert.training.recorder import SCALE_HALVINGS, RecompileCounter, Recorder
+from expert.training.recorder import SCALE_HALVINGS, DelayedValues, RecompileCounter, Recorder
 from expert.training.recovery import NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
@@ -51,19 +50,6 @@ def take(recorder, clock, step, loss=2.0, *, applied=True, norm=1.0):
         examples=2,
     )
     return recorder.end(fed, stats, rate=1e-3, epoch=0.5)
-
-
-def test_every_step_is_reported_with_its_own_loss_and_rates():
-    told = []
-    recorder, clock = made(told)
-    for step, loss in enumerate((2.0, 4.0)):
-        assert take(recorder, clock, step, loss) == []
-    assert [(line["event"], line["step"], line["loss"]) for line in told] == [
-        ("step", 1, 2.0),
-        ("step", 2, 4.0),
-    ]
-    assert told[1]["tokens_per_second"] == 20.0
-    assert (told[0]["rate"], told[0]["grad_norm"], told[0]["epoch"]) == (1e-3, 1.0, 0.5)
 
 
 def test_lines_come_when_they_are_due_with_the_mean_since_the_last():

@@ -11,13 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.training.spikes import (
-    SkippedSteps,
-    SpikeTest,
-    SpikeWatch,
-    Stability,
-)
+from expert.training.spikes import SkippedSteps, SpikeTest, SpikeWatch, after_not_finite
 from tests.each import each
+from tests.training.toys import stability
 
 # Of real runs of the built-in model on rows that repair JSON, without a spike in either.
 REAL: dict[str, list[float]] = json.loads(
@@ -157,14 +153,15 @@ def test_a_watch_from_a_checkpoint_sees_what_the_first_one_would_have(losses, cu
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        (Stability(), ["stop", "stop", "stop"]),
-        (Stability(on_not_finite="skip", max_skips=2), ["skip", "skip", "stop"]),
-        (Stability(on_not_finite="rollback", max_rollbacks=1), ["rollback", "stop", "stop"]),
-        (Stability(on_not_finite="skip", max_skips=0), ["stop", "stop", "stop"]),
+        ({}, ["stop", "stop", "stop"]),
+        ({"on_not_finite": "skip", "max_skipped_updates": 2}, ["skip", "skip", "stop"]),
+        ({"on_not_finite": "rollback", "max_rollbacks": 1}, ["rollback", "stop", "stop"]),
+        ({"on_not_finite": "skip", "max_skipped_updates": 0}, ["stop", "stop", "stop"]),
     ],
 )
 def test_numbers_that_are_not_finite_stop_the_run_at_last(policy, expected):
-    assert [policy.after_not_finite(skips=n, rollbacks=n) for n in range(3)] == expected
+    plan = stability(**policy)
+    assert [after_not_finite(plan, skips=n, rollbacks=n) for n in range(3)] == expected
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12))

@@ -39,14 +39,3 @@ def test_an_error_during_the_optimizer_step_raises_step_interrupted(monkeypatch)
     with pytest.raises(StepInterrupted, match="step 7 failed while changing the weights") as caught:
         train_step(engine, OBJECTIVE, toy_batches(2, 2), step=7, rate=1e-2, max_norm=1.0)
     assert isinstance(caught.value.__cause__, MemoryError)
-
-
-def test_an_error_before_that_is_raised_as_it_is(monkeypatch):
-    model, _, engine = toy_engine()
-
-    def fails(batch):
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(model, "loss_sum", fails)
-    with pytest.raises(MemoryError):
-        train_step(engine, OBJECTIVE, toy_batches(2, 2), step=7, rate=1e-2, max_norm=1.0)

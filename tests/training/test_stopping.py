@@ -12,11 +12,11 @@ import sys
 import pytest
 
 from expert.training import stopping
-from expert.training.stopping import BestSoFar, Observation, Signals
+from expert.training.stopping import BestSoFar, Signals
 from tests.each import each
 
 
-def follow(best: BestSoFar, values) -> list[Observation]:
+def follow(best: BestSoFar, values) -> list[tuple[bool, bool]]:
     return [best.observe(step, value) for step, value in enumerate(values)]
 
 
@@ -39,8 +39,8 @@ def test_any_gain_is_the_best_and_patience_ends_without_gains_of_the_threshold(
 ):
     best = BestSoFar("eval_loss", **{"greater_is_better": False, **options})
     seen = follow(best, values)
-    assert "".join("+" if verdict.improved else "-" for verdict in seen) == improved
-    assert [step for step, verdict in enumerate(seen) if verdict.stop] == (
+    assert "".join("+" if better else "-" for better, _ in seen) == improved
+    assert [step for step, (_, stop) in enumerate(seen) if stop] == (
         [] if stops_at is None else [stops_at]
     )
     assert best.best_step == improved.rindex("+")
@@ -62,7 +62,7 @@ def test_what_is_read_back_from_a_checkpoint_continues_counting(cut):
     second = made(json.loads(json.dumps(first.state())))
     seen += [second.observe(step, value) for step, value in enumerate(values) if step >= cut]
     assert seen == expected
-    assert seen[-1].stop
+    assert seen[-1][1]
     assert second.state() == whole.state()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from expert.parallel.engine import Engine
-from expert.planning.run_plan import OptimPlan
+from expert.planning.run_plan import OptimPlan, StabilityPlan
 from expert.training.learner import OptimizerLearner
 from expert.training.objectives.next_token import NextToken
 from expert.training.step import forward_backward
@@ -60,6 +60,11 @@ def optim_plan(**changes: Any) -> OptimPlan:
         "seed": 0,
     }
     return OptimPlan(**{**own, **changes})
+
+
+def stability(**changes: Any) -> StabilityPlan:
+    own = {"on_not_finite": "stop", "max_skipped_updates": 10, "on_loss_spike": "ignore"}
+    return StabilityPlan(**{**own, "max_rollbacks": 3, **changes})
 
 
 class ToyModel:

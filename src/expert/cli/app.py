@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Annotated, Any
 
@@ -69,13 +68,6 @@ _COMMAND_OPTIONS: dict[str, dict[str, Any]] = {
 _EPILOG = f"More: {', '.join(_NOW_AND_THEN)}. Each has --help."
 
 
-def _hide_flag_values(options: Iterable[Any]) -> None:
-    """Flags take no value, so help shows no `<bool>` next to them."""
-    for option in options:
-        if getattr(option, "is_flag", False) and option.metavar is None:
-            option.metavar = ""
-
-
 # Of click, or of typer's copy of it.
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -106,7 +98,10 @@ class _Commands(TyperGroup):
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             for one in (command, *getattr(command, "commands", {}).values()):
-                _hide_flag_values(one.get_params(ctx))
+                for option in one.get_params(ctx):
+                    # Flags take no value, so help shows no `<bool>` next to them.
+                    if getattr(option, "is_flag", False) and option.metavar is None:
+                        option.metavar = ""
         return command
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.insight.ladder import Ladder
-    from expert.jobs.benchmark.benchmark import BenchmarkRequest
 
 SHOWN = ("setting", "tokens/s", "±", "gain", "in all", "loss", "")
 """Columns that a terminal has room for; the HTML page has all."""
@@ -56,6 +55,7 @@ def benchmark(
 ) -> None:
     """Measure every optimization, from the settings most people start with to the full plan."""
     from expert.jobs.benchmark.benchmark import BenchmarkRequest
+    from expert.jobs.benchmark.benchmark import benchmark as benchmark_job
 
     console = make_console(error=as_json, needed=False)
     manifest = options.one_manifest(file, manifest)
@@ -80,13 +80,6 @@ def benchmark(
         minutes=minutes or (QUICK_MINUTES if quick else USUAL_MINUTES),
         only=tuple(only or ()),
     )
-    _measure(asked, to, console, as_json=as_json)
-
-
-def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_json: bool) -> None:
-    """Run the benchmark and show its result."""
-    from expert.jobs.benchmark.benchmark import benchmark as benchmark_job
-
     with ExitStack() as before:
         preparing = before.enter_context(PreparingView(console))
 

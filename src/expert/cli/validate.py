@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.jobs.validate.validation import CheckpointResult, Validation
-    from expert.training.evaluation import EvalResult
+    from expert.training.objectives.objective import EvalResult
 
 SHOWN = 3
 """Examples of wrong answers."""

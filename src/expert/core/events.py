@@ -42,12 +42,10 @@ class EventLog:
         self, path: Path, sinks: Sequence[Sink] = (), clock: Callable[[], float] = time.time
     ) -> None:
         self.path = path
-        self.lost = 0
-        """Lines dropped because the buffer was full."""
         self._sinks = tuple(sinks)
         self._clock = clock
         self._lock = threading.RLock()
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[bytes] = deque(maxlen=WAITING_LINES)
         self._descriptor: int | None = None
         self._torn = False
         self._failing: set[int] = set()
@@ -77,11 +75,10 @@ class EventLog:
         self.close()
 
     def _put(self, fact: Event) -> None:
-        line = _sealed(json.dumps(fact, ensure_ascii=False, allow_nan=False))
-        if len(self._waiting) == WAITING_LINES:
-            self._waiting.popleft()
-            self.lost += 1
-        self._waiting.append(line)
+        text = json.dumps(fact, ensure_ascii=False, allow_nan=False)
+        raw = text[:-1].encode("utf-8", "backslashreplace")
+        # A checksum of the rest ends the line: a flipped digit must not be shown as the loss.
+        self._waiting.append(raw + b', "crc32": "%08x"}\n' % zlib.crc32(raw))
         self._write_waiting()
 
     def _write_waiting(self) -> None:
@@ -245,13 +242,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _sealed(text: str) -> bytes:
-    """The line of an event, ending with a checksum of the rest: a flipped digit must not be shown
-    as the loss."""
-    raw = text[:-1].encode("utf-8", "backslashreplace")
-    return raw + b', "crc32": "%08x"}\n' % zlib.crc32(raw)
 
 
 def is_as_written(line: bytes) -> bool:

@@ -14,11 +14,11 @@ import json
 import os
 import re
 import stat
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from expert.core.links import open_plain
 from expert.core.text import gib
@@ -86,42 +86,35 @@ def read_json(path: Path, most: int = MAX_TEXT_BYTES, *, encoding: str = "utf-8"
         raise ValueError("JSON nested too deeply") from None
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`: write a file beside it, flush, fsync, rename, fsync the folder."""
+@contextmanager
+def replacing(
+    path: Path, *, before_rename: Callable[[Path], None] = lambda temporary: None
+) -> Iterator[IO[bytes]]:
+    """A stream that becomes `path` on exit: either the old file or the complete new one is there,
+    also after a power cut. Its temporary name is unique, so no link can be waiting there."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        error.filename = str(path)
-        raise
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
+        with temporary.open("xb") as stream:
+            if path.is_file() and not path.is_symlink():  # a link is replaced, never followed
+                os.fchmod(stream.fileno(), stat.S_IMODE(path.stat().st_mode) & 0o777)
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        _keep_mode(path, temporary)
+        before_rename(temporary)
         os.replace(temporary, path)
     except BaseException as error:
         if isinstance(error, OSError):
             error.filename = str(path)  # a failed write names no file
-        Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
-def _keep_mode(path: Path, temporary: str) -> None:
-    """Give the new file the old one's mode, or the mode a plain open() would give."""
-    try:
-        before = path.lstat().st_mode
-    except OSError:
-        before = 0
-    if stat.S_ISREG(before):  # a link is replaced, never followed
-        mode = stat.S_IMODE(before) & 0o777
-    else:
-        mask = os.umask(0)
-        os.umask(mask)
-        mode = 0o666 & ~mask
-    os.chmod(temporary, mode)
+def write_text_atomically(path: Path, text: str) -> None:
+    with replacing(path) as stream:
+        stream.write(text.encode("utf-8"))
 
 
 @contextmanager
@@ -160,7 +153,8 @@ def files_below(folder: Path, skipped: list[Path] | None = None) -> Iterator[Pat
             if place in seen:
                 inner.clear()
                 continue
-            if here != str(folder) and _is_run_or_environment(files):
+            is_run = "plan.json" in files and {"events.jsonl", "environment.json"} & {*files}
+            if here != str(folder) and (is_run or "pyvenv.cfg" in files):
                 left_out.append(Path(here))
                 inner.clear()
                 continue
@@ -177,11 +171,6 @@ def files_below(folder: Path, skipped: list[Path] | None = None) -> Iterator[Pat
                     entered.append(name)
             inner[:] = entered
             yield from (Path(here) / name for name in sorted(files))
-
-
-def _is_run_or_environment(files: Sequence[str]) -> bool:
-    is_run = "plan.json" in files and ("events.jsonl" in files or "environment.json" in files)
-    return is_run or "pyvenv.cfg" in files
 
 
 def sync_file(path: Path) -> None:

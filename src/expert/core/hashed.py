@@ -7,11 +7,9 @@ moment, and after a power cut, whichever of the two is present can be verified.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
-import uuid
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Literal
 
@@ -19,8 +17,8 @@ from expert.core.errors import Damaged
 from expert.core.files import (
     MAX_TEXT_BYTES,
     read_bytes,
+    replacing,
     sha256_of,
-    sync_folder,
     write_text_atomically,
 )
 
@@ -56,32 +54,17 @@ def keep_hash(path: Path, sha256: str) -> None:
     write_text_atomically(hash_file(path), "".join(lines))
 
 
+def writing_hashed(path: Path) -> AbstractContextManager[IO[bytes]]:
+    """A stream that becomes `path` on exit, after its hash."""
+    return replacing(path, before_rename=lambda temporary: keep_hash(path, sha256_of(temporary)))
+
+
 def write_hashed(path: Path, text: str) -> None:
     """Write the hash, then replace `path` by `text`; a damaged file there is set aside."""
     if file_integrity(path) == "damaged":
         put_copy_aside(path)
-    keep_hash(path, hashlib.sha256(text.encode("utf-8")).hexdigest())
-    write_text_atomically(path, text)
-
-
-@contextlib.contextmanager
-def writing_hashed(path: Path) -> Iterator[IO[bytes]]:
-    """A stream that becomes `path` on exit, after its hash: either the old file or the complete new
-    one. Its temporary name is unique, so no link can be waiting there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        keep_hash(path, sha256_of(temporary))
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    with writing_hashed(path) as stream:
+        stream.write(text.encode("utf-8"))
 
 
 def refuse_damaged(path: Path, advice: str) -> None:

@@ -241,26 +241,19 @@ def _name(temporary: Path, target: Path, listed: dict[str, dict[str, Any]]) -> N
 def _files_of(folder: Path) -> dict[str, os.stat_result]:
     """Every file under the folder by its relative POSIX path; devices and links are errors, except
     links of a snapshot in the hub's cache that stay inside the folder of its model."""
-    files = {}
-    cached = _hub_folder(folder)
+    files, own = {}, folder.resolve()
+    is_snapshot = own.parent.name == "snapshots" and own.parents[1].name.startswith("models--")
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
         name = path.relative_to(folder).as_posix()
-        if cached and stat.S_ISLNK(status.st_mode) and path.resolve().is_relative_to(cached):
+        is_link = is_snapshot and stat.S_ISLNK(status.st_mode)
+        if is_link and path.resolve().is_relative_to(own.parents[1]):
             status = path.stat()
         if stat.S_ISREG(status.st_mode):
             files[name] = status
         elif path.is_symlink() or not stat.S_ISDIR(status.st_mode):
             raise PublishError(f"{name} is not a plain file")
     return files
-
-
-def _hub_folder(folder: Path) -> Path | None:
-    """The model's folder in the Hugging Face cache, if `folder` is one of its snapshots, whose
-    files are links to ../../blobs."""
-    own = folder.resolve()
-    is_snapshot = own.parent.name == "snapshots" and own.parents[1].name.startswith("models--")
-    return own.parents[1] if is_snapshot else None
 
 
 def _listing(folder: Path) -> dict[str, dict[str, Any]]:
@@ -277,18 +270,13 @@ def _listing(folder: Path) -> dict[str, dict[str, Any]]:
         listed = parse_json(read_bytes(done, MAX_DONE_BYTES))
     except ValueError:
         raise PublishError(f"{DONE} is damaged") from None
-    if not isinstance(listed, dict) or not all(map(_is_entry, listed.values())):
+    kinds = {"size": int, "sha256": str}
+    if not isinstance(listed, dict) or not all(
+        isinstance(entry, dict) and {key: type(value) for key, value in entry.items()} == kinds
+        for entry in listed.values()
+    ):
         raise PublishError(f"{DONE} is damaged")
     return listed
-
-
-def _is_entry(entry: object) -> bool:
-    return (
-        isinstance(entry, dict)
-        and entry.keys() == {"size", "sha256"}
-        and type(entry["size"]) is int
-        and type(entry["sha256"]) is str
-    )
 
 
 def _hashes(folder: Path, files: dict[str, os.stat_result]) -> dict[str, str | OSError]:

@@ -33,10 +33,6 @@ class RunFolderError(ExpertError):
     """A run folder that cannot be created, opened or written, with the reason."""
 
 
-class RunInUse(RunFolderError):
-    """Another process is training in this run folder."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Holder:
     """The holder of a run's lock; `process` distinguishes processes that share a number."""
@@ -247,11 +243,15 @@ def _held(path: Path) -> Iterator[None]:
     try:
         os.close(open_plain(path, os.O_RDWR | os.O_CREAT, 0o644))  # refuses a link
         lock.acquire(blocking=False)
-        _write_holder(path)
+        pid, since = os.getpid(), time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = Holder(pid=pid, host=socket.gethostname(), since=since, process=process_of(pid))
+        # Without O_TRUNC the rest of a longer entry would remain and make the file invalid.
+        with open(open_plain(path, os.O_RDWR | os.O_TRUNC), "w", encoding="utf-8") as stream:
+            json.dump(asdict(holder), stream)
     except Timeout:
-        holder = holder_of(path)
-        by = f"{holder.name} since {holder.since}" if holder else "another"
-        raise RunInUse(
+        other = holder_of(path)
+        by = f"{other.name} since {other.since}" if other else "another"
+        raise RunFolderError(
             f"{path.parent}: is in use by {by}  (stop that process first; if it is surely gone, "
             f"remove {path})"
         ) from None
@@ -308,16 +308,6 @@ def holder_of(path: Path) -> Holder | None:
         )
     except (OSError, ValueError, KeyError, TypeError, LinkRefused):
         return None
-
-
-def _write_holder(path: Path) -> None:
-    """Write this process into the lock file as its holder."""
-    pid = os.getpid()
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    holder = Holder(pid=pid, host=socket.gethostname(), since=since, process=process_of(pid))
-    # Without O_TRUNC the rest of a longer entry would remain and make the file invalid.
-    with open(open_plain(path, os.O_RDWR | os.O_TRUNC), "w", encoding="utf-8") as stream:
-        json.dump(asdict(holder), stream)
 
 
 def unwritable(folder: Path, error: OSError) -> ExpertError:

@@ -41,7 +41,7 @@ def read_stored_json(path: Path) -> Any:
 def read_object(path: Path) -> dict[str, Any]:
     value = read_stored_json(path)
     if not isinstance(value, dict):
-        raise _bad(path, f"holds {_kind(value)}, expected an object")
+        raise _bad(path, f"holds {json.dumps(value)[:20]}, expected an object")
     return value
 
 
@@ -87,12 +87,6 @@ def _check(value: list[Any]) -> None:
             return
         level = inner
     raise ValueError(_NESTED)
-
-
-def _kind(value: Any) -> str:
-    return {list: "a list", str: "a string", type(None): "null", bool: "a boolean"}.get(
-        type(value), "a number"
-    )
 
 
 def _bad(path: Path, what: str) -> InvalidFileError:

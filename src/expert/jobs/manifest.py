@@ -40,11 +40,11 @@ def check_manifests(
         except ManifestError as error:
             yield CheckedManifest(str(path), None, error)
         else:
-            missing = find_missing(read)
-            if missing.problems:
-                yield CheckedManifest(str(path), None, ManifestError(str(path), missing.problems))
+            missing, problems = find_missing(read)
+            if problems:
+                yield CheckedManifest(str(path), None, ManifestError(str(path), problems))
                 continue
-            doubts = [Notice("warning", each.path, each.text) for each in missing.remarks]
+            doubts = [Notice("warning", each.path, each.text) for each in missing]
             yield CheckedManifest(str(path), read, None, tuple(doubts))
 
 

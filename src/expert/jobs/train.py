@@ -124,7 +124,7 @@ def join(
     begin(announced.run)
     opened = open_planned(announced.plan, read, describe_machine(read.folder))
     return _run(
-        replace(opened, plan=announced.plan),
+        opened,
         RunFolder(announced.run),
         announced.checkpoint,
         group,

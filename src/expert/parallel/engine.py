@@ -120,11 +120,6 @@ class Engine:
         """Drop accumulated gradients."""
         self._learner.discard()
 
-    def gradients(self) -> dict[str, Tensor]:
-        """The accumulated gradients, by name."""
-        found: dict[str, Tensor] = self._learner.gradients()
-        return found
-
     def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
         """Everything that changes in training, by group and name; whole on rank 0, and on all ranks
         if `everywhere`."""

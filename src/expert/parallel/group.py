@@ -59,17 +59,10 @@ class Group:
     on all ranks, so that all decide the same.
     """
 
-    def __init__(
-        self,
-        world: World = SINGLE_PROCESS,
-        *,
-        is_distributed: bool | None = None,
-        ends_hangs: bool = False,
-    ) -> None:
-        """`is_distributed`: whether to use the network; None: if there are several ranks.
-        `ends_hangs`: this process may be ended if it hangs."""
+    def __init__(self, world: World = SINGLE_PROCESS, *, ends_hangs: bool = False) -> None:
+        """`ends_hangs`: this process may be ended if it hangs."""
         self.world = world
-        self.is_distributed = world.size > 1 if is_distributed is None else is_distributed
+        self.is_distributed = world.size > 1
         self._requested: Callable[[], int | None] = lambda: None
         self._signal: int | None = None
         self._wanted: Callable[[], bool] = lambda: False

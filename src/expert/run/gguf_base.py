@@ -19,26 +19,22 @@ from expert.core.publish import damage, publishing
 from expert.planning.models.resolve import home_models
 
 
-class GgufUnusable(ExpertError):
-    """A GGUF file that cannot be taken as a base."""
-
-
 def base_from_gguf(file: Path, name: str | None = None) -> Path:
     """The model folder made from a GGUF file, made on first use. It lies in Expert's folder of
     models, under `name` or that of the file."""
     if not file.is_file():
-        raise GgufUnusable(f"{file}: there is no such file  (name a .gguf file or a model)")
+        raise ExpertError(f"{file}: there is no such file  (name a .gguf file or a model)")
     own = re.sub(r"[^\w.-]+", "-", file.stem)
     folder = home_models(os.environ) / (name or f"{own}-{sha256_of(file)[:8]}")
     if folder.exists():
         fault = damage(folder, contents=False)
         if fault:
-            raise GgufUnusable(f"{folder}: {fault}  (remove the folder; it will be made again)")
+            raise ExpertError(f"{folder}: {fault}  (remove the folder; it will be made again)")
         return folder
     try:
         from gguf import GGUFReader
     except ImportError:
-        raise GgufUnusable(
+        raise ExpertError(
             f"{file}: reading it needs the package gguf  ({pip_install('gguf')})"
         ) from None
     try:
@@ -49,7 +45,7 @@ def base_from_gguf(file: Path, name: str | None = None) -> Path:
         raise
     except Exception as error:
         words = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise GgufUnusable(
+        raise ExpertError(
             f"{file}: transformers cannot read it: {words}  (name the model it was made from)"
         ) from error
     return folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError, Problem
@@ -33,28 +33,18 @@ _SPLITS: dict[str, Split] = {
 """Split by the last part of the key that names the rows; all others are train."""
 
 
-@dataclass(frozen=True)
-class Missing:
-    """What a manifest names but is missing or cannot be read as requested."""
-
-    remarks: tuple[Remark, ...]
-    """Warnings: files may be created later."""
-    problems: tuple[Problem, ...]
-    """Problems that no later file can fix."""
-
-
 def find_missing(
     read: ReadManifest, *, model: str | None = None, environ: Mapping[str, str] = os.environ
-) -> Missing:
+) -> tuple[list[Remark], list[Problem]]:
     """Check the base models, and the rows and columns by the first rows of every file; fetches
-    nothing."""
+    nothing. Returns warnings, since files may be created later, and what no later file can fix."""
     specs = [choose_model(read.manifest, model)] if model else read.manifest.base_models
     about_models = [_about_model(number, spec, read, environ) for number, spec in enumerate(specs)]
     of_characters = all(spec.name == CHAR_GPT for spec in specs)
     about_rows = _about_rows(read, of_characters=of_characters)
     remarks = [entry for entry in about_models if isinstance(entry, Remark)]
-    problems = tuple(entry for entry in about_models if isinstance(entry, Problem))
-    return Missing((*remarks, *about_rows), problems)
+    problems = [entry for entry in about_models if isinstance(entry, Problem)]
+    return [*remarks, *about_rows], problems
 
 
 def _about_model(

@@ -3,7 +3,6 @@ Everything that plans, prepares, trains or measures calls `open_run` and passes 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from expert.core.errors import ExpertError, ManifestError, Problem
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.planning.choose.recipe import NEEDS_END
-from expert.planning.decisions import REQUESTED, Remark
+from expert.planning.decisions import Remark
 from expert.planning.machine.target import Target, choose_target
-from expert.planning.memory.fitting import even_split
 from expert.planning.models.resolve import resolve_model
 from expert.planning.plan import choose_model, make_plan
 from expert.planning.survey import Survey
@@ -35,10 +33,6 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 DataState = Literal["prepared", "counted", "unread"]
-
-
-class GpuNotFound(ExpertError):
-    """`device: cuda` without a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +171,7 @@ def open_run(
 
 
 def open_planned(plan: RunPlan, read: ReadManifest, machine: Machine) -> Opened:
-    """Open the data of an existing plan; nothing is chosen again, only steps are counted."""
+    """Open the data of an existing plan; nothing is chosen or counted again."""
     from expert.data.feed.run_data import run_data
     from expert.data.pipeline import open_pipeline
 
@@ -193,22 +187,7 @@ def open_planned(plan: RunPlan, read: ReadManifest, machine: Machine) -> Opened:
         began=time.monotonic(),
     )
     line = open_pipeline(plan, read, opened.named, tell=lambda name, rows, tokens: None)
-    data = run_data(line, _prepared(line))
-    if data.order is not None:
-        share = plan.parallel.share_of(data.order.bins_per_step)
-        micro = min(plan.batch.micro_batch, share)
-        if plan.source_of("batch.micro_batch") not in REQUESTED:
-            micro, _ = even_split(share, micro, on_gpu=plan.kernels.device == "cuda")
-        total = data.order.steps_in(plan.length.epochs)
-        values = {
-            "batch.sequences_per_update": data.order.bins_per_step,
-            "batch.micro_batch": micro,
-            "batch.accumulation": math.ceil(share / micro),
-            "length.steps_per_epoch": data.order.steps_per_epoch,
-            "length.total_steps": min(total, plan.length.max_steps or total),
-        }
-        plan = plan.with_values(values, "prepared rows", "measurement")
-    return replace(opened, plan=plan, line=replace(line, plan=plan), run_data=data)
+    return replace(opened, line=line, run_data=run_data(line, _prepared(line)))
 
 
 def plan(
@@ -277,7 +256,7 @@ def refuse_missing_gpu(opened: Opened) -> None:
     """Raise if a GPU was requested and the plan is for the CPU."""
     asked = opened.read.manifest.training.config.device
     if asked == "cuda" and opened.plan.kernels.device == "cpu":
-        raise GpuNotFound(
+        raise ExpertError(
             "device is cuda, but no GPU was found  (use --device cpu or auto; expert machine "
             "shows why)"
         )
@@ -304,9 +283,9 @@ def _counted(opened: Opened, model: str | None) -> Opened:
         counts = count_rows(opened.read, plan, opened.sources)
     if counts is not None:
         plan = opened.plan_of(opened.read, counts.survey)
-    absent = find_missing(opened.read, model=model)
+    absent, _ = find_missing(opened.read, model=model)
     about_rows = counts.remarks if counts is not None else ()
-    remarks: tuple[Remark, ...] = (*plan.remarks, *absent.remarks, *about_rows)
+    remarks: tuple[Remark, ...] = (*plan.remarks, *absent, *about_rows)
     plan = plan.model_copy(update={"remarks": remarks})
     return replace(opened, plan=plan, counts=counts)
 

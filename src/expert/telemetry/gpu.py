@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -33,23 +32,11 @@ PATIENCE_SECONDS = 5.0
 
 # Bits of nvmlClocksEventReasons for reasons that lower the clock. A GPU at full load reaches its
 # power limit, which is fine; heat and hardware errors need fixing.
-POWER_THROTTLE_BITS = 0x004 | 0x080 | 0x200  # power limit, power brake, board limit
 THERMAL_THROTTLE_BITS = 0x008 | 0x020 | 0x040  # hardware slowdown, heat seen by either
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuSample:
-    """One sample of the GPU; None for values it does not report."""
-
-    time: float
-    utilization_percent: float | None
-    memory_bytes: int | None
-    """In use on the GPU, by any process."""
-    process_memory_bytes: int | None
-    power_watts: float | None
-    sm_clock_mhz: float | None
-    throttle_bits: int | None
-    """NVML's bits for what currently lowers the clock."""
+GpuSample = dict[str, Any]
+"""Values of the GPU at a time; None for those it does not report."""
 
 
 class GpuSampler:
@@ -111,43 +98,40 @@ class GpuSampler:
             except nvml_errors(nvml):
                 return None
 
-        sample = GpuSample(
-            time=self._clock(),
-            utilization_percent=value(lambda: float(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
-            memory_bytes=value(lambda: int(nvml.nvmlDeviceGetMemoryInfo(part).used)),
-            process_memory_bytes=value(lambda: _process_memory(nvml, part)),
-            power_watts=value(lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000),
-            sm_clock_mhz=value(
-                lambda: float(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))
-            ),
-            throttle_bits=value(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))),
-        )
+        sample = {
+            "time": self._clock(),
+            "utilization": value(lambda: float(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
+            "memory": value(lambda: int(nvml.nvmlDeviceGetMemoryInfo(part).used)),  # by any process
+            "own_memory": value(lambda: _process_memory(nvml, part)),
+            "power": value(lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000),
+            "clock": value(lambda: float(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))),
+            "throttled": value(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))),
+        }
         self._samples.append(sample)
         return sample
 
     def step_fields(self, since: float, *, steady_since: float = 0.0) -> dict[str, Any]:
-        """Fields of a "step" event: means, peak memory in use, fractions of time throttled.
+        """Fields of a "step" event: means, peak memory in use, the share of time throttled by heat.
 
         If steps are shorter than the interval, the newest sample is used. Before steps have run
         for as long as NVML averages (`steady_since`: since when), their utilization and power are
         unknown: it would be that of loading, compiling or saving.
         """
         kept = self._samples.copy()  # atomic: the thread may be adding
-        taken = [sample for sample in kept if sample.time >= since] or list(kept)[-1:]
-        steady = [each for each in taken if each.time >= steady_since + AVERAGED_SECONDS]
+        taken = [sample for sample in kept if sample["time"] >= since] or list(kept)[-1:]
+        steady = [each for each in taken if each["time"] >= steady_since + AVERAGED_SECONDS]
 
         def values(name: str, samples: list[GpuSample] = taken) -> list[Any]:
-            return [value for sample in samples if (value := getattr(sample, name)) is not None]
+            return [sample[name] for sample in samples if sample[name] is not None]
 
-        bits = values("throttle_bits")
+        heat = [bool(bits & THERMAL_THROTTLE_BITS) for bits in values("throttled")]
         return {
-            "gpu_utilization": _mean(values("utilization_percent", steady)),
-            "gpu_memory_bytes": max(values("memory_bytes"), default=None),
-            "gpu_process_memory_bytes": max(values("process_memory_bytes"), default=None),
-            "power_watts": _mean(values("power_watts", steady)),
-            "sm_clock_mhz": _mean(values("sm_clock_mhz")),
-            "throttled_power": _mean([bool(each & POWER_THROTTLE_BITS) for each in bits]),
-            "throttled_heat": _mean([bool(each & THERMAL_THROTTLE_BITS) for each in bits]),
+            "gpu_utilization": _mean(values("utilization", steady)),
+            "gpu_memory_bytes": max(values("memory"), default=None),
+            "gpu_process_memory_bytes": max(values("own_memory"), default=None),
+            "power_watts": _mean(values("power", steady)),
+            "sm_clock_mhz": _mean(values("clock")),
+            "throttled_heat": _mean(heat),
         }
 
 

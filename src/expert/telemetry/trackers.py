@@ -77,10 +77,6 @@ def curve_values(event: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-class TrackerFailed(Exception):
-    """The failure reported by a tracker's process."""
-
-
 Notify = Callable[[str], None]
 
 
@@ -162,8 +158,8 @@ class Tracker:
             if self._writer is not None:
                 self._writer.close()
         except Exception as error:  # noqa: BLE001 - curves must not end a run
-            own = isinstance(error, TrackerFailed | ExpertError)
             if not self._broken:
+                own = isinstance(error, ExpertError)
                 why = str(error) if own else f"{type(error).__name__}: {error}"
                 self._add_warning(f"are no longer written: {why}")
             self._broken = True
@@ -245,16 +241,16 @@ class ProcessWriter:
         while message := self.child.next(ends_at):
             if "failed" in message:
                 self.child.stop()
-                raise TrackerFailed(str(message["failed"]))
+                raise ExpertError(str(message["failed"]))
             if message.get("closed"):
                 return True
             self._tell(str(message.get("said")))
         return False
 
-    def _ended(self) -> TrackerFailed:
+    def _ended(self) -> ExpertError:
         code = self.child.stop()
         words = self.child.stderr_tail()
-        return TrackerFailed(f"its process {describe_exit(code)}" + (f": {words}" if words else ""))
+        return ExpertError(f"its process {describe_exit(code)}" + (f": {words}" if words else ""))
 
 
 TRACKERS = {

@@ -12,7 +12,6 @@ import math
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,6 @@ STATE = "state.json"
 SPACE_FACTOR = 1.2  # required free space, as a multiple of a checkpoint's size
 HEADER_BYTES_PER_TENSOR = 256  # a name of 150 characters, type, shape and offsets as JSON
 STATE_BYTES = 65_536
-IDENTITY = (
-    *("model", "base", "adapter", "data", "tokenizer", "batch"),
-    *("schedule", "optimizer", "precision", "kernels", "seed"),
-)
 SHOWN_CHARACTERS = 60
 
 
@@ -57,14 +52,6 @@ class DifferentRun(CheckpointError):
     def __init__(self, text: str, started_with: Sequence[tuple[str, Any]] = ()) -> None:
         super().__init__(text)
         self.started_with = tuple(started_with)
-
-
-@dataclass(frozen=True)
-class NewestCheckpoint:
-    """The newest valid checkpoint, and the invalid ones that were renamed, with reasons."""
-
-    path: Path | None
-    rejected: list[tuple[Path, str]] = field(default_factory=list)
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Groups, state: Mapping[str, Any]) -> Path:
@@ -116,15 +103,16 @@ def read_state(path: Path) -> dict[str, Any]:
         raise _unusable(path, str(error)) from error
 
 
-def find_checkpoint(folder: Path) -> NewestCheckpoint:
-    """The newest valid checkpoint. Newer invalid ones are renamed, never deleted."""
+def find_checkpoint(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest valid checkpoint, and the newer invalid ones with reasons: those are renamed,
+    never deleted."""
     rejected: list[tuple[Path, str]] = []
     for step, path in reversed(checkpoints_in(folder)):
         fault = damage(path) or _foreign(path, step)
         if not fault:
-            return NewestCheckpoint(path, rejected)
+            return path, rejected
         rejected.append((put_aside(path, "bad"), fault))
-    return NewestCheckpoint(None, rejected)
+    return None, rejected
 
 
 def put_aside_after(folder: Path, step: int) -> list[Path]:
@@ -181,7 +169,7 @@ def check_space(folder: Path, needed: int, count: int = 1) -> None:
 def state_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences that make it another run, one line each; empty if it is the same."""
     lines: list[str] = []
-    for name in IDENTITY:
+    for name in dict.fromkeys((*saved, *now)):
         _compare(name, saved.get(name), now.get(name), lines)
     return lines
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from expert.core.errors import ExpertError
 from expert.parallel.engine import StepResult
 from expert.parallel.graphs import Capture, CapturedOutputs, Replay, captured
 from expert.planning.run_plan import OptimPlan
 from expert.training.optim import (
     MasterWeights,
     Named,
-    StateMismatch,
     build_optimizer,
     clip,
     load_optimizer_tensors,
@@ -124,11 +124,6 @@ class OptimizerLearner:
             parameter.grad = None
         self._losses = None
 
-    def gradients(self) -> dict[str, Tensor]:
-        """The accumulated gradients in full precision; valid until the next change."""
-        named = self._masters.named
-        return {name: weight.grad for name, weight in named if weight.grad is not None}
-
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The trained weights in full precision, and the optimizer state."""
         model = {name: parameter.detach() for name, parameter in self._masters.named}
@@ -167,7 +162,7 @@ class OptimizerLearner:
         )
         if wrong:
             was, now = (shapes.get(wrong[0], "absent") for shapes in (checkpoint, model))
-            raise StateMismatch(
+            raise ExpertError(
                 f"{wrong[0]}: saved as {was}, the model has {now}; {len(wrong)} such weights  "
                 "(resume with the model and adapter of the checkpoint)"
             )

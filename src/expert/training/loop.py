@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from expert.parallel.engine import Engine
-from expert.training.evaluation import EvalResult
-from expert.training.objectives.objective import Objective
+from expert.planning.run_plan import StabilityPlan
+from expert.training.objectives.objective import EvalResult, Objective
 from expert.training.recorder import Emit, Recorder, Trouble, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.schedule import Schedule, learning_rate
-from expert.training.spikes import Stability
+from expert.training.spikes import after_not_finite, after_spike
 from expert.training.state import TrainState
 from expert.training.step import seed_step, train_step
 from expert.training.stopping import BestSoFar
@@ -45,7 +45,7 @@ class LoopPlan:
     eval_every: int
     save_every: int
     save_best: bool
-    stability: Stability
+    stability: StabilityPlan
     eval_epochs: int = 0
     """Epochs between evaluations, if epochs are not counted in steps."""
     save_epochs: int = 0
@@ -76,33 +76,23 @@ class LoopPlan:
         return state.done > 0 and was_due and state.evaluated != state.done
 
 
-class TrainingRun(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun:
     """The run around the loop: what records, evaluates and saves it, and who asks it to stop."""
 
-    @property
-    def emit(self) -> Emit: ...
-    @property
-    def recorder(self) -> Recorder: ...
-    @property
-    def best(self) -> BestSoFar: ...
-
-    def evaluate(self) -> EvalResult | None:
-        """Evaluate the validation rows; None if a signal interrupted it."""
-
-    def save(self, state: TrainState) -> None:
-        """Write a checkpoint."""
-
-    def reached(self, state: TrainState) -> None:
-        """Note every new state, so that it is known if an error is raised."""
-
-    def stop_requested(self) -> int | None:
-        """The exit code of a received signal."""
-
-    def save_requested(self) -> bool:
-        """Whether a checkpoint was requested since the last call."""
-
-    def rows_in(self, bins: tuple[int, ...]) -> list[int | str]:
-        """The data rows in these packed sequences, if known."""
+    emit: Emit
+    recorder: Recorder
+    best: BestSoFar
+    evaluate: Callable[[], EvalResult | None]
+    """Of the validation rows; None if a signal interrupted it."""
+    save: Callable[[TrainState], None]
+    reached: Callable[[TrainState], None]
+    """Called with every new state, so that it is known if an error is raised."""
+    stop_requested: Callable[[], int | None]
+    """The exit code of a received signal."""
+    save_requested: Callable[[], bool]
+    """Whether a checkpoint was requested since the last call."""
+    rows_in: RowsIn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +175,7 @@ def evaluate_and_save(
         with run.recorder.meter.paused() as pause:
             result = run.evaluate()
         if result is not None:
-            verdict = run.best.observe(state.done, result.metric(run.best.metric))
-            improved, patience_gone = verdict.improved, verdict.stop
+            improved, patience_gone = run.best.observe(state.done, result.metric(run.best.metric))
             fields = {**result.fields(), "best": improved, "seconds": pause.seconds}
             run.emit("eval", step=state.done, split="validation", **fields)
             state = replace(state, best=run.best.state(), evaluated=state.done)
@@ -242,20 +231,23 @@ def judge_pending(state: TrainState, plan: LoopPlan, run: TrainingRun) -> Ending
 
 
 def judge(
-    troubles: list[Trouble], state: TrainState, policy: Stability, *, emit: Emit, rows_in: RowsIn
+    troubles: list[Trouble],
+    state: TrainState,
+    policy: StabilityPlan,
+    *,
+    emit: Emit,
+    rows_in: RowsIn,
 ) -> Ending | None:
     """Report every trouble with the policy's verdict: skip, ignore, rollback or stop; an Ending for
     the first one that is neither skipped nor ignored."""
     for trouble in troubles:
         match trouble.what:
             case NotFinite(step=step, bins=bins):
-                verdict: str = policy.after_not_finite(
-                    skips=trouble.skips, rollbacks=state.rollbacks
-                )
+                verdict = after_not_finite(policy, skips=trouble.skips, rollbacks=state.rollbacks)
                 rows = rows_in(bins)
                 emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
             case LossSpike(step=step, loss=loss, median=median, z=z):
-                verdict = policy.after_spike(rollbacks=state.rollbacks)
+                verdict = after_spike(policy, rollbacks=state.rollbacks)
                 emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
         if verdict not in ("skip", "ignore"):
             return Ending(trouble=trouble, verdict=verdict)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.timeline import Timeline
+from expert.training.objectives.objective import means_of
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
 
 # 16 halvings take a scale of 65,536 down to 1; float16 that overflows more often is broken.
 SCALE_HALVINGS = 20
-MEAN_OF = " of"
-"""Ends the name of a metric that counts what the metric before it is a sum of, where that is not
-what the loss is divided by."""
 COMPILING_STEPS = 10
 """First steps, whose shapes are new."""
 
@@ -82,6 +81,42 @@ class RecompileCounter:
     @property
     def since_warm_up(self) -> int:
         return 0 if self._warming else self._graphs() - self._known
+
+
+class DelayedValues:
+    """Numbers of past steps. A step's numbers are read once `lag` more steps have been launched.
+
+    With a lag of one, the GPU works on the next step while the host reads the last one, and when a
+    number is read does not depend on timing.
+    """
+
+    def __init__(self, device: torch.device, *, lag: int | None = None) -> None:
+        self._cuda = device.type == "cuda"
+        self.lag = lag if lag is not None else int(self._cuda)
+        # The key of each step, its numbers on the host, and the event after their copy.
+        self._pending: deque[tuple[int, Tensor, Any]] = deque()
+
+    def add(self, key: int, numbers: list[Tensor]) -> None:
+        """Start copying the numbers of one step to the host."""
+        together = torch.stack([number.detach().double().reshape(()) for number in numbers])
+        if not self._cuda:
+            self._pending.append((key, together, None))
+            return
+        host = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
+        host.copy_(together, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._pending.append((key, host, event))
+
+    def take(self, *, everything: bool = False) -> list[tuple[int, list[float]]]:
+        """Numbers of the steps that are far enough back, or of all."""
+        taken = []
+        while len(self._pending) > (0 if everything else self.lag):
+            key, host, event = self._pending.popleft()
+            if event is not None:
+                event.synchronize()
+            taken.append((key, host.tolist()))
+        return taken
 
 
 class Recorder:
@@ -238,13 +273,7 @@ class Recorder:
         }
         times["time_feed"] = sum(self._made) if self._made else None
         times["ran_dry"] = sum(self._dry) / len(self._dry) if self._dry else None
-        weight = max(1.0, self._metrics.pop("weight", 1.0))
-        named = [name for name in self._metrics if name.endswith(MEAN_OF)]
-        counts = {name: self._metrics.pop(name) for name in named}
-        means = {
-            name: value / max(1.0, counts.get(name + MEAN_OF, weight))
-            for name, value in self._metrics.items()
-        }
+        means = means_of(self._metrics, self._metrics.pop("weight", 1.0))
         self._phases, self._made, self._dry, self._metrics = {}, [], [], {}
         more = self._more(launched.step + 1)
         if self._compiles:

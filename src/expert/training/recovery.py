@@ -84,7 +84,7 @@ def plan_after(plan: RunPlan, failure: Failure) -> RunPlan | None:
     """The plan to try next; None if no other plan helps.
 
     The rows of a step never change, so neither does the training. Spikes and values that are not
-    finite are not the plan's fault: `spikes.Stability` decides about those.
+    finite are not the plan's fault: `spikes.py` decides about those.
     """
     values, because = _changes_after(plan, failure)
     return plan.with_values(values, because, "fallback") if values else None
@@ -98,13 +98,18 @@ def changes(before: RunPlan, after: RunPlan) -> list[Decision]:
 
 def _changes_after(plan: RunPlan, failure: Failure) -> tuple[Changes, str]:
     """New values by path, and the reason; no values if nothing is left to try."""
+    values: Changes
     match failure:
-        case OutOfMemory(where="evaluation"):
-            return _smaller_evaluation(plan, failure)
+        case OutOfMemory(where="evaluation", message=message):
+            rows = plan.batch.eval_batch
+            values = {"batch.eval_batch": rows // 2} if rows > 1 else {}
+            ran_out = f"out of memory in evaluation with micro-batch size {rows}"
+            return values, f"{ran_out}: {_first_line(message)}"
         case OutOfMemory():
             return _smaller_training(plan, failure)
         case CompileFailed(reason=reason):
-            return _without_compile(plan), f"compilation failed: {_first_line(reason)}"
+            values = {"kernels.compile": False} if plan.kernels.compile else {}
+            return values, f"compilation failed: {_first_line(reason)}"
         case KernelUnavailable():
             return _without_kernel(plan, failure)
         case PrecisionUnsupported():
@@ -161,18 +166,6 @@ def _may_quantise(plan: RunPlan) -> bool:
         and plan.adapter.type != "full"
         and plan.kernels.device == "cuda"
     )
-
-
-def _smaller_evaluation(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str]:
-    rows = plan.batch.eval_batch
-    because = (
-        f"out of memory in evaluation with micro-batch size {rows}: {_first_line(failure.message)}"
-    )
-    return ({"batch.eval_batch": rows // 2} if rows > 1 else {}), because
-
-
-def _without_compile(plan: RunPlan) -> Changes:
-    return {"kernels.compile": False} if plan.kernels.compile else {}
 
 
 def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes, str]:

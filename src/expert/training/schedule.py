@@ -16,6 +16,8 @@ DEFAULT_COSINE_WAVES = 0.5  # once from the peak down to the floor
 DEFAULT_RESTARTS = 1.0
 DEFAULT_POWER = 1.0
 DEFAULT_POLYNOMIAL_END = 1e-7  # as in transformers
+ROLLBACK_FACTOR = 0.5
+REWARM_SHARE, LEAST_REWARM_STEPS, MOST_REWARM_STEPS = 0.1, 5, 100
 _OF_ROLLBACKS = ("rate_factor", "restart_warmup_at", "restart_warmup_steps")
 
 
@@ -60,13 +62,15 @@ def with_rollbacks(schedule: Schedule, record: Mapping[str, Any]) -> Schedule:
     return replace(schedule, **{name: record[name] for name in _OF_ROLLBACKS if name in record})
 
 
-def after_rollback(schedule: Schedule, *, at: int, rate_factor: float, steps: int) -> Schedule:
-    """The same curve times another factor, with a warm-up of `steps` starting at `at`."""
+def after_rollback(schedule: Schedule, *, at: int) -> Schedule:
+    """The same curve, lower, with a warm-up again that starts at `at`: a tenth of the steps to go,
+    as a hundred in a run of 120 would leave nothing to train with."""
+    share = round(REWARM_SHARE * (schedule.total_steps - at))
     return replace(
         schedule,
-        rate_factor=schedule.rate_factor * rate_factor,
+        rate_factor=schedule.rate_factor * ROLLBACK_FACTOR,
         restart_warmup_at=at,
-        restart_warmup_steps=steps,
+        restart_warmup_steps=min(max(share, LEAST_REWARM_STEPS), MOST_REWARM_STEPS),
     )
 
 

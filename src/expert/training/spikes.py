@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
-from typing import Any, Literal
+from typing import Any
 
+from expert.planning.run_plan import StabilityPlan
 from expert.training.recovery import LossSpike
 
 # The median absolute deviation times this is the standard deviation of normal noise.
@@ -112,41 +113,19 @@ def _upper_spread(losses: list[float], middle: float) -> float:
     return (quantiles(losses, n=10, method="inclusive")[-1] - middle) / UPPER_TENTH
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stability:
-    """What to do about values that are not finite and about spikes, and how often."""
+def after_not_finite(plan: StabilityPlan, *, skips: int, rollbacks: int) -> str:
+    """What the plan says after so many skips in a row and so many rollbacks."""
+    if plan.on_not_finite == "skip" and skips < plan.max_skipped_updates:
+        return "skip"
+    if plan.on_not_finite == "rollback" and rollbacks < plan.max_rollbacks:
+        return "rollback"
+    return "stop"
 
-    on_not_finite: Literal["stop", "skip", "rollback"] = "stop"
-    max_skips: int = 10
-    on_spike: Literal["ignore", "rollback"] = "ignore"
-    max_rollbacks: int = 3
-    rate_factor: float = 0.5
-    """Multiplies the learning rate after each rollback."""
-    most_rewarm_steps: int = 100
-    rewarm_share: float = 0.1
-    least_rewarm_steps: int = 5
 
-    def rewarm_steps(self, left: int) -> int:
-        """Steps of warm-up after a rollback with `left` steps to go.
-
-        A tenth of them: a hundred in a run of 120 would leave nothing to train with.
-        """
-        share = round(self.rewarm_share * left)
-        return min(max(share, self.least_rewarm_steps), self.most_rewarm_steps)
-
-    def after_not_finite(
-        self, *, skips: int, rollbacks: int
-    ) -> Literal["stop", "skip", "rollback"]:
-        if self.on_not_finite == "skip" and skips < self.max_skips:
-            return "skip"
-        if self.on_not_finite == "rollback" and rollbacks < self.max_rollbacks:
-            return "rollback"
-        return "stop"
-
-    def after_spike(self, *, rollbacks: int) -> Literal["ignore", "rollback", "stop"]:
-        if self.on_spike == "ignore":
-            return "ignore"
-        return "rollback" if rollbacks < self.max_rollbacks else "stop"
+def after_spike(plan: StabilityPlan, *, rollbacks: int) -> str:
+    if plan.on_loss_spike == "ignore":
+        return "ignore"
+    return "rollback" if rollbacks < plan.max_rollbacks else "stop"
 
 
 @dataclass(frozen=True)

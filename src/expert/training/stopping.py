@@ -7,21 +7,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
 from expert.core.interrupts import HANDLED_SIGNALS, HANGUP, WARNING, show_cursor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """What an evaluation means for the run."""
-
-    improved: bool
-    """The best so far, so its checkpoint is kept."""
-    stop: bool
-    """Patience has run out."""
 
 
 class BestSoFar:
@@ -53,7 +42,7 @@ class BestSoFar:
             "reference": self._reference,
         }
 
-    def observe(self, step: int, value: float) -> Observation:
+    def observe(self, step: int, value: float) -> tuple[bool, bool]:
         """Whether this is the best value so far, and whether patience has run out.
 
         Any gain makes a checkpoint the best. Patience needs a gain of at least the threshold over
@@ -67,8 +56,7 @@ class BestSoFar:
             self._reference, self.waited = value, 0
         else:
             self.waited += 1
-        stop = self._patience is not None and self.waited >= self._patience
-        return Observation(improved=improved, stop=stop)
+        return improved, self._patience is not None and self.waited >= self._patience
 
     def _gain(self, value: float, over: float | None) -> float:
         """By how much a value is better; a value that is not finite never is."""

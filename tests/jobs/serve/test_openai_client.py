@@ -17,7 +17,6 @@ from expert.jobs.export.export import export
 from expert.jobs.sample.sample import sample
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.serve.models import load_models
-from expert.run.stored.load import BaseMismatch
 from tests.core.test_publish import in_hub_cache
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model
@@ -401,7 +400,7 @@ def test_a_damaged_export_or_run_and_another_base_of_the_same_name_are_refused(
             load_models([str(tmp_path / name)], device="cpu")
     tiny_model(tmp_path / "qwen3", num_hidden_layers=2, seed=7)
     monkeypatch.setenv("EXPERT_MODELS", str(tmp_path))
-    with pytest.raises(BaseMismatch, match="its weights are not those"):
+    with pytest.raises(ExpertError, match="its weights are not those"):
         load_models([str(exported("lora").folder)], device="cpu")
 
 

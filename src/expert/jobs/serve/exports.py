@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.errors import Damaged
+from expert.core.errors import Damaged, ExpertError
 from expert.core.publish import DONE, cached_damage
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.portable_base import BASE_COPY
@@ -26,7 +26,7 @@ from expert.planning.run_plan import (
     RunPlan,
 )
 from expert.run.stored.choose_checkpoint import Choice
-from expert.run.stored.load import BaseMismatch, Trained, fuse_to_answer, load_base, loading
+from expert.run.stored.load import Trained, fuse_to_answer, load_base, loading
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,7 @@ def _load(
     here = BaseWeights(plan)()["weights"] or ""
     # A hub commit cannot be compared with a hash of files.
     if here != trained_on and here.split()[:1] == trained_on.split()[:1]:
-        raise BaseMismatch(
+        raise ExpertError(
             f"{plan.model.location}: its weights are not those {path} was trained on  (put the "
             "right ones there, or export the run with --merged)"
         )

@@ -17,7 +17,7 @@ from expert.run.build import evaluation_engine
 if TYPE_CHECKING:
     from expert.model.load import LoadedModel
     from expert.run.stored.load import Trained
-    from expert.training.evaluation import EvalResult
+    from expert.training.objectives.objective import EvalResult
 
 
 def row_losses(

@@ -49,7 +49,7 @@ from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
     from expert.judging.cases import Case
-    from expert.training.evaluation import EvalResult
+    from expert.training.objectives.objective import EvalResult
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
 

@@ -19,7 +19,7 @@ from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
     from expert.judging.cases import Case
-    from expert.training.evaluation import EvalResult
+    from expert.training.objectives.objective import EvalResult
 
 VERSION = 1
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from expert.core.links import refuse_links
 from expert.core.publish import DONE
-from expert.core.rundir import (
-    RunFolderError,
-    checkpoint_name,
-    checkpoint_step,
-    checkpoints_in,
-)
+from expert.core.rundir import RunFolderError, checkpoint_name, checkpoint_step, checkpoints_in
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.parallel.engine import Groups
 from expert.planning.run_plan import RunPlan
 from expert.run.build import Built
-from expert.run.session.identity import (
-    blocking_differences,
-    identity,
-    options_affecting_weights,
-)
+from expert.run.session.identity import blocking_differences, identity, options_affecting_weights
 from expert.run.session.session import (
     Session,
     continue_from,
@@ -87,8 +79,11 @@ def _write(session: Session, tensors: Groups, needed: int) -> None:
     began, folder = time.monotonic(), run.checkpoints
     there = folder / checkpoint_name(state.done)
     exists = (there / DONE).is_file()
-    if exists and _holds_state(there, state):
-        return
+    if exists:
+        with suppress(CheckpointError, KeyError, TypeError):  # unreadable: it is replaced
+            saved_state = TrainState.from_json(read_state(there)["state"])
+            if replace(saved_state, sums={}) == replace(state, sums={}):  # apart from times
+                return
     refuse_links(folder, below=run.path)
     folder.mkdir(parents=True, exist_ok=True)
     check_space(folder, needed)
@@ -117,10 +112,10 @@ def newest(session: Session) -> Path | None:
     """The newest checkpoint that verifies; damaged ones are set aside and reported."""
 
     def find() -> Path | None:
-        search = find_checkpoint(session.folder.checkpoints)
-        for bad, reason in search.rejected:
+        path, rejected = find_checkpoint(session.folder.checkpoints)
+        for bad, reason in rejected:
             session.emit("rejected", path=str(bad), reason=reason)
-        return search.path
+        return path
 
     path: Path | None = session.group.run_on_rank_0(find)
     return path
@@ -187,7 +182,7 @@ def _different_run(
     """The error for a run started with other settings: the causes first, then what they change.
     `then`: the identity of the checkpoint."""
     options = options_affecting_weights(options)
-    causes = what_changed(options, then.get("data", {}).get("tokens"), session.plan, session.data)
+    causes = what_changed(options, then.get("data", {}).get("tokens"), session.data)
     seen = {cause.partition(":")[0] for cause in causes}
     rest = [line for line in changed if line.partition(":")[0] not in seen]
     why = ": it was started with other options" if options else ""
@@ -197,20 +192,6 @@ def _different_run(
         "with --allow-changed)",
         [(path, value) for path, value, _ in options],
     )
-
-
-def _holds_state(path: Path, state: TrainState) -> bool:
-    """Whether a checkpoint holds this state, apart from accumulated times."""
-    try:
-        there = TrainState.from_json(read_state(path)["state"])
-    except (CheckpointError, KeyError, TypeError):
-        return False
-    return replace(there, sums={}) == replace(state, sums={})
-
-
-def checkpoint_size(built: Built, plan: RunPlan) -> int:
-    """Bytes of a checkpoint, including the optimizer state that the first step creates."""
-    return bytes_needed(built.tensors()) + upcoming_optimizer_bytes(built, plan)
 
 
 def upcoming_optimizer_bytes(built: Built, plan: RunPlan) -> int:

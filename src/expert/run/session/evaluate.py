@@ -12,19 +12,15 @@ import torch
 from expert.data.feed.feed import Batch
 from expert.data.feed.loader import padded_rows
 from expert.data.feed.order import RankBatch
-from expert.data.feed.run_data import (
-    evaluated_bins,
-    evaluation_shape,
-    split_batches,
-    training_feed,
-)
+from expert.data.feed.run_data import evaluated_bins, evaluation_shape, split_batches, training_feed
 from expert.data.prepared import PreparedSplit
 from expert.parallel.group import PeerFailed
 from expert.run.session.checkpoints import upcoming_optimizer_bytes
 from expert.run.session.failures import RunFailed, exhausted_message, failure_of
 from expert.run.session.recover import fall_back, ranks_block_in_passes, shared_failure
 from expert.run.session.session import Session, model_of
-from expert.training.evaluation import EvalResult, EvalSums, evaluate
+from expert.training.evaluation import EvalSums, evaluate
+from expert.training.objectives.objective import EvalResult
 from expert.training.recovery import OutOfMemory, plan_after
 from expert.training.step import forward_backward
 

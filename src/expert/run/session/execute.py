@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from expert.core.errors import ExpertError
@@ -12,7 +13,7 @@ from expert.data.feed.run_data import feed_facts, training_feed
 from expert.data.processes import WorkersFailed
 from expert.parallel.hang import NO_LIMIT
 from expert.run.build import PlanUnsupported
-from expert.run.session.checkpoints import check_room, checkpoint_size, save
+from expert.run.session.checkpoints import check_room, save, upcoming_optimizer_bytes
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import finished, stopped
@@ -30,8 +31,8 @@ from expert.run.session.recover import (
 from expert.run.session.result import RunResult
 from expert.run.session.session import Session, model_of
 from expert.run.session.start import announce, report_data
-from expert.training.evaluation import EvalResult
-from expert.training.loop import Ending, train
+from expert.training.checkpoint import bytes_needed
+from expert.training.loop import Ending, TrainingRun, train
 from expert.training.recovery import Failure
 from expert.training.state import TrainState
 from expert.training.step import StepInterrupted
@@ -104,36 +105,14 @@ def _end_if_peers_cannot_recover(
         raise RunFailed(next_start_message(session, failure)) from error
 
 
-class LoopRun:
-    """The session as the training loop sees it."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.emit, self.recorder, self.best = session.emit, session.recorder, session.best
-
-    def evaluate(self) -> EvalResult | None:
-        return evaluate_validation(self._session)
-
-    def save(self, state: TrainState) -> None:
-        save(self._session, state)
-
-    def reached(self, state: TrainState) -> None:
-        if state.done > self._session.state.done:
-            self._session.callbacks.progress(state.done)
-        self._session.state = state
-
-    def stop_requested(self) -> int | None:
-        return self._session.group.signal
-
-    def save_requested(self) -> bool:
-        return self._session.group.take_save_request()
-
-    def rows_in(self, bins: tuple[int, ...]) -> list[int | str]:
-        return rows_in_bins(self._session.data, bins)
-
-
 def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     """Train from the current state until something ends it."""
+
+    def reached(state: TrainState) -> None:
+        if state.done > session.state.done:
+            session.callbacks.progress(state.done)
+        session.state = state
+
     emit, device, world = session.emit, session.device, session.group.world
     began = time.monotonic()
     if session.built is None:  # check with the planned size before loading a model in vain
@@ -162,7 +141,17 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
             _watched_steps(session, through(fed)),
             session.state,
             session.loop_plan,
-            LoopRun(session),
+            TrainingRun(
+                emit=emit,
+                recorder=session.recorder,
+                best=session.best,
+                evaluate=partial(evaluate_validation, session),
+                save=partial(save, session),
+                reached=reached,
+                stop_requested=lambda: session.group.signal,
+                save_requested=session.group.take_save_request,
+                rows_in=lambda bins: rows_in_bins(session.data, bins),
+            ),
         )
     return ending
 
@@ -207,7 +196,8 @@ def _probe_once(session: Session) -> None:
     if session.tried == trial or session.state.done == plan.length.total_steps:
         return
     session.doing = "probe"
-    _check_room(session, checkpoint_size(model_of(session), plan))
+    built = model_of(session)
+    _check_room(session, bytes_needed(built.tensors()) + upcoming_optimizer_bytes(built, plan))
     probe(session)
     session.doing, session.tried = "training", trial
 

@@ -58,20 +58,15 @@ def failure_of(
         compiles = isinstance(cause, RuntimeError) and "C compiler" in str(cause)
         compiles = compiles or isinstance(cause, subprocess.CalledProcessError)
         if compiles or type(cause).__module__.startswith(COMPILERS):
-            return _without_compiler(_sentence(cause), plan)
+            # Given up one after the other: graphs, fused blocks, flex attention, the loss kernel.
+            if plan is None or plan.kernels.compile:
+                return CompileFailed(reason=_sentence(cause))
+            kernel = "attention" if plan.kernels.attention == "flex" else "fused_loss"
+            kernel = "triton" if plan.kernels.fused_blocks else kernel
+            return KernelUnavailable(kernel=kernel, reason=_sentence(cause))
         if NOT_DETERMINISTIC in str(cause) and plan is not None and plan.kernels.deterministic:
             return KernelUnavailable(kernel="attention", reason=_sentence(cause))
     return None
-
-
-def _without_compiler(reason: str, plan: RunPlan | None) -> Failure:
-    """Give up what still compiles, one after the other: graphs, fused blocks, flex attention, the
-    loss kernel."""
-    if plan is None or plan.kernels.compile:
-        return CompileFailed(reason=reason)
-    kernel = "attention" if plan.kernels.attention == "flex" else "fused_loss"
-    kernel = "triton" if plan.kernels.fused_blocks else kernel
-    return KernelUnavailable(kernel=kernel, reason=reason)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

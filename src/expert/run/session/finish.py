@@ -23,7 +23,7 @@ from expert.training.checkpoint import CheckpointError, bytes_needed, check_spac
 def finished(session: Session, *, early: bool) -> RunResult:
     if session.keeps:
         session.group.progress(loading_seconds(session.folder.checkpoints))
-        load_best_checkpoint(session)
+        _load_best_checkpoint(session)
     test = None
     if session.keeps and session.data.test is not None:
         began = time.monotonic()
@@ -104,7 +104,7 @@ def _has_held_out_rows(data: RunData) -> bool:
     return data.validation is not None or data.test is not None
 
 
-def load_best_checkpoint(session: Session) -> None:
+def _load_best_checkpoint(session: Session) -> None:
     """Load the best checkpoint if the plan asks for it and it is not the last one."""
     best = session.best.best_step
     if not session.plan.watch.load_best or best is None or best == session.state.done:

@@ -74,6 +74,9 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
 
     tokens = [prepared.key for prepared in data.train.folders] if data.train else None
     optim, kernels, quantization = plan.optim, plan.kernels, plan.model.quantization
+    adapter = plan.adapter.model_dump(mode="json", exclude={"trainable_parameters", "start"})
+    if plan.adapter.start is not None:  # by its bytes, wherever they are
+        adapter["start"] = start_of(plan.adapter)
     # What decides the rows of a step and is not part of the names of prepared files.
     order: dict[str, Any] = {}
     if plan.is_padded:
@@ -92,7 +95,7 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
             "architecture": plan.model.architecture,
         },
         **({"objective": plan.objective.model_dump()} if plan.objective.loss else {}),
-        "adapter": _adapter_of(plan.adapter),
+        "adapter": adapter,
         "data": {
             "tokens": tokens or plan.data.dataset,
             "index": data.train.index_file.name if data.train else None,
@@ -126,12 +129,6 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
         },
         "seed": optim.seed,
     }
-
-
-def _adapter_of(adapter: AdapterPlan) -> dict[str, Any]:
-    """The adapter, and the bytes of the one that training starts from, wherever they are."""
-    found = adapter.model_dump(mode="json", exclude={"trainable_parameters", "start"})
-    return found if adapter.start is None else {**found, "start": start_of(adapter)}
 
 
 def start_of(adapter: AdapterPlan) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from expert.telemetry.timeline import Timeline
 from expert.training.loop import LoopPlan
 from expert.training.recorder import Emit, MoreFields, RecompileCounter, Recorder
 from expert.training.schedule import schedule_of, with_rollbacks
-from expert.training.spikes import SpikeWatch, Stability
+from expert.training.spikes import SpikeWatch
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar
 
@@ -26,15 +25,19 @@ ENDLESS = 2**62
 """Step count for a run without a known end."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Instruments:
     """What observes a run from start to end."""
 
-    device: torch.device
-    emit: Emit
-    gpu: GpuSampler | None
-    recompiling: RecompileCounter
-    meter: Meter
+    def __init__(self, plan: RunPlan, *, device: torch.device, emit: Emit) -> None:
+        peak = plan.length.peak_flops
+        self.device, self.emit = device, emit
+        self.gpu = GpuSampler(device.index or 0) if device.type == "cuda" else None
+        self.recompiling = RecompileCounter(blocks.compiled_graphs)
+        self.meter = Meter(
+            # Of all ranks together, like the token counts.
+            peak_flops=peak * plan.parallel.ranks if peak is not None else None,
+            total_steps=plan.length.total_steps,
+        )
 
     def recorder(
         self, plan: RunPlan, state: TrainState, timeline: Timeline | None = None
@@ -75,24 +78,9 @@ class Instruments:
         return fields
 
 
-def instruments_for(plan: RunPlan, *, device: torch.device, emit: Emit) -> Instruments:
-    peak = plan.length.peak_flops
-    return Instruments(
-        device=device,
-        emit=emit,
-        gpu=GpuSampler(device.index or 0) if device.type == "cuda" else None,
-        recompiling=RecompileCounter(blocks.compiled_graphs),
-        meter=Meter(
-            # Of all ranks together, like the token counts.
-            peak_flops=peak * plan.parallel.ranks if peak is not None else None,
-            total_steps=plan.length.total_steps,
-        ),
-    )
-
-
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
     """When to evaluate, save and stop, starting from `state`."""
-    watch, stability, total = plan.watch, plan.stability, plan.length.total_steps
+    watch, total = plan.watch, plan.length.total_steps
     # The epochs of a stream end with its rows.
     per_epoch = None if data.stream is not None else plan.length.steps_per_epoch
     schedule = schedule_of(plan.optim, ENDLESS if total is None else total)
@@ -121,12 +109,7 @@ def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
         save_every=save_every,
         save_epochs=save_epochs,
         save_best=watch.load_best,
-        stability=Stability(
-            on_not_finite=stability.on_not_finite,
-            max_skips=stability.max_skipped_updates,
-            on_spike=stability.on_loss_spike,
-            max_rollbacks=stability.max_rollbacks,
-        ),
+        stability=plan.stability,
     )
 
 

@@ -21,23 +21,11 @@ from expert.parallel.launch import FAILURE_FILE
 from expert.planning.run_plan import RunPlan
 from expert.run.session.checkpoints import fallbacks_of, newest, save, with_fallbacks
 from expert.run.session.failures import RunFailed, exhausted_message
-from expert.run.session.session import (
-    Session,
-    change_plan,
-    continue_from,
-    loading_seconds,
-)
+from expert.run.session.session import Session, change_plan, continue_from, loading_seconds
 from expert.training.checkpoint import CheckpointError, load_checkpoint, put_aside_after
 from expert.training.loop import Ending, judge
 from expert.training.recorder import Trouble
-from expert.training.recovery import (
-    Failure,
-    LossSpike,
-    NotFinite,
-    OutOfMemory,
-    changes,
-    plan_after,
-)
+from expert.training.recovery import Failure, LossSpike, NotFinite, OutOfMemory, changes, plan_after
 from expert.training.schedule import after_rollback, rollbacks_of
 from expert.training.state import TrainState
 
@@ -210,13 +198,8 @@ def _roll_back(session: Session, trouble: Trouble) -> None:
     skipped = session.state.skipped.with_window(first, last)
     rollbacks = session.state.rollbacks + 1
     _return_to_checkpoint(session)
-    at = session.state.done
-    steps = loop.stability.rewarm_steps(loop.schedule.total_steps - at)
-    factor = loop.stability.rate_factor
-    schedule = after_rollback(loop.schedule, at=at, rate_factor=factor, steps=steps)
-    session.state = replace(
-        session.state, skipped=skipped, rollbacks=rollbacks, schedule=rollbacks_of(schedule)
-    )
+    schedule = rollbacks_of(after_rollback(loop.schedule, at=session.state.done))
+    session.state = replace(session.state, skipped=skipped, rollbacks=rollbacks, schedule=schedule)
     _report_rollback(session, from_step)
 
 

@@ -23,15 +23,14 @@ from expert.planning.run_plan import ObjectivePlan, RunPlan
 from expert.run.build import Built, build, device_of
 from expert.run.open import Opened
 from expert.run.session.identity import BaseWeights
-from expert.run.session.instruments import Instruments, best_so_far, instruments_for, loop_plan
+from expert.run.session.instruments import Instruments, best_so_far, loop_plan
 from expert.run.session.reference import Reference
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
-from expert.training.evaluation import EvalResult
 from expert.training.loop import LoopPlan
 from expert.training.objectives.judged import JudgedAnswers
 from expert.training.objectives.next_token import NextToken
-from expert.training.objectives.objective import Objective
+from expert.training.objectives.objective import EvalResult, Objective
 from expert.training.objectives.preference import Preference
 from expert.training.recorder import Emit, Recorder
 from expert.training.state import TrainState
@@ -157,7 +156,7 @@ def open_session(
                 on_sigusr1=plan.watch.on_sigusr1,
             )
         )
-        instruments = instruments_for(plan, device=device, emit=emit)
+        instruments = Instruments(plan, device=device, emit=emit)
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
         session = Session(
@@ -211,27 +210,23 @@ def model_of(session: Session) -> Built:
         check_vocabulary(built.loaded, largest)
     session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
     session.instruments.recompiling.restart()
-    if plan.objective.needs_reference and session.data.prepared[0].reference is None:
-        _measure_reference(session, built)  # before any trained weights are loaded
+    if plan.objective.needs_reference and data.prepared[0].reference is None:
+        reference = Reference(  # before any trained weights are loaded
+            plan=plan,
+            data=data,
+            built=built,
+            device=session.device,
+            group=session.group,
+            emit=session.emit,
+            show=session.callbacks.evaluating,
+        )
+        validation = data.validation if session.evaluates else None
+        test = data.test if session.keeps else None
+        session.data = reference.measured(data.train, validation, test)
     if session.weights is not None:
         built.load(session.weights)
         session.weights = None
     return built
-
-
-def _measure_reference(session: Session, built: Built) -> None:
-    data = session.data
-    reference = Reference(
-        plan=session.plan,
-        data=data,
-        built=built,
-        device=session.device,
-        group=session.group,
-        emit=session.emit,
-        show=session.callbacks.evaluating,
-    )
-    validation = data.validation if session.evaluates else None
-    session.data = reference.measured(data.train, validation, data.test if session.keeps else None)
 
 
 def loading_seconds(folder: Path) -> float:

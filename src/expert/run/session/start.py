@@ -106,7 +106,8 @@ def report_data(session: Session) -> None:
                 hit=prepared.hit,
                 because=prepared.because,
                 key=prepared.key,
-                rows=_rows_hash(prepared.folder),
+                # The hash of the rows it was made from, independent of the tokenizer.
+                rows=read_object_or_empty(prepared.folder / RECIPE).get("data"),
                 index=split.index_file.name,
                 bad_rows=prepared.statistics.bad_rows,
             )
@@ -114,12 +115,6 @@ def report_data(session: Session) -> None:
         emit("columns", text=text)
     for text in dict.fromkeys((*session.plan.warnings, *data.doubts)):
         emit("warning", text=text)
-
-
-def _rows_hash(folder: Path) -> str | None:
-    """The hash of the rows that a prepared folder was made from, independent of the tokenizer."""
-    rows = read_object_or_empty(folder / RECIPE).get("data")
-    return str(rows) if rows else None
 
 
 def choose_threads(own: int, *, granted: int, recorded: Mapping[str, Any]) -> tuple[int, str]:

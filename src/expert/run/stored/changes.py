@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from expert.core.events import plain, read_events
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
-    from expert.planning.run_plan import RunPlan
 
 Option = tuple[str, Any, Any]
 """A key of the manifest, its value at the start of the run, and its value now."""
@@ -100,32 +98,17 @@ def option_name(path: str) -> str:
 
 
 def what_changed(
-    options: Sequence[Option], tokens: Sequence[str] | None, plan: RunPlan, data: RunData
+    options: Sequence[Option], tokens: Sequence[str] | None, data: RunData
 ) -> list[str]:
     """The causes of a difference, in words: changed rows, then options. `tokens`: keys of the rows
     the run was trained on."""
-    lines = [rows] if (rows := _changed_rows(tokens, plan, data)) else []
+    lines, here = list[str](), data.train.folders if data.train is not None else ()
+    if here and isinstance(tokens, list) and tokens != [prepared.key for prepared in here]:
+        count = sum(prepared.statistics.documents for prepared in here)
+        lines.append(f"the rows changed (there are {count:,} now)")
     for path, then, now in options:
         lines.append(f"{option_name(path)}: was {_shown(then)}, is {_shown(now)}")
     return lines
-
-
-def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) -> str:
-    """`the rows changed (324 → 325)`; "" if they are the same or streamed."""
-    from expert.data.tokens.prepare import read_statistics, tokens_folder
-
-    if data.train is None or not isinstance(tokens, list):
-        return ""
-    here = data.train.folders
-    if tokens == [prepared.key for prepared in here] or not tokens:
-        return ""
-    folders = [Path(plan.data.cache or "") / tokens_folder(key) for key in tokens]
-    count = sum(prepared.statistics.documents for prepared in here)
-    try:
-        before = sum(read_statistics(folder).documents for folder in folders)
-    except (OSError, ValueError, TypeError, KeyError):
-        return f"the rows changed (there are {count:,} now)"
-    return f"the rows changed ({before:,} → {count:,})"
 
 
 def _shown(value: Any) -> str:

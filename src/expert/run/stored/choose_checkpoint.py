@@ -19,10 +19,6 @@ FINAL, BEST, BASE = "final", "best", "base"
 _STEP = re.compile(r"(?:checkpoint-|step-)?(\d{1,9})")
 
 
-class StateNotFound(ExpertError):
-    """A run that does not have the requested state."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """A state of a run: its folder, and its step if known."""
@@ -42,20 +38,20 @@ def choose(folder: RunFolder, asked: str) -> Choice:
     if asked == FINAL and (folder.final / DONE).is_file():
         return _whole_final(folder, FINAL)
     if asked == FINAL:
-        raise StateNotFound(
+        raise ExpertError(
             f"{folder.final}: there is no finished expert: {damage(folder.final)}  (let the run "
             f"finish with --resume; {_offer(folder)})"
         )
     if asked == BEST:
         return _best(folder)
     if number is None:
-        raise StateNotFound(
+        raise ExpertError(
             f"--checkpoint {asked}: is neither final nor best nor a step number  ({_offer(folder)})"
         )
     step = int(number[1])
     path = folder.checkpoints / checkpoint_name(step)
     if not (path / DONE).is_file():
-        raise StateNotFound(
+        raise ExpertError(
             f"{folder.path}: there is no checkpoint of step {step}  ({_offer(folder)})"
         )
     return Choice(name=path.name, path=path, step=step)
@@ -88,7 +84,7 @@ def _best(folder: RunFolder) -> Choice:
         elif kind == "finished":
             last = step
     if not best:
-        raise StateNotFound(
+        raise ExpertError(
             f"{folder.path}: no evaluation recorded a best checkpoint  ({_offer(folder)})"
         )
     path = folder.checkpoints / checkpoint_name(best[-1])
@@ -96,7 +92,7 @@ def _best(folder: RunFolder) -> Choice:
         return Choice(name=f"best ({path.name})", path=path, step=best[-1])
     if best[-1] in (taken, last) and (folder.final / DONE).is_file():
         return _whole_final(folder, f"best ({FINAL})")
-    raise StateNotFound(
+    raise ExpertError(
         f"{folder.path}: the best checkpoint, {path.name}, is not kept  ({_offer(folder)})"
     )
 

@@ -18,7 +18,7 @@ from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape, Manifest, So
 from expert.model.base_folder import built_in_folder
 from expert.planning.run_plan import RunPlan
 from expert.run.session.identity import BaseWeights, config_of
-from expert.run.stored.choose_checkpoint import BASE, Choice, StateNotFound
+from expert.run.stored.choose_checkpoint import BASE, Choice
 from expert.run.stored.locate import with_current_paths
 
 if TYPE_CHECKING:
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from expert.model.load import LoadedModel
 
 Record = TypeVar("Record", bound="BaseModel")
-
-
-class BaseMismatch(ExpertError):
-    """The run was trained on another base than the one present."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +77,7 @@ def _checked(kind: type[Record], data: dict[str, Any], file: Path) -> Record:
 
 
 def base_warning(folder: RunFolder, plan: RunPlan) -> str:
-    """A warning about the base of a run, or ""; BaseMismatch if a built-in base is known to differ
+    """A warning about the base of a run, or ""; an error if a built-in base is known to differ
     from the one trained on: the answers would be garbage. `load_trained` compares the weights of a
     folder."""
     from expert.planning.models.resolve import weights_hash_prefix
@@ -101,7 +97,7 @@ def base_warning(folder: RunFolder, plan: RunPlan) -> str:
     here = weights_hash_prefix(base) if base is not None else None
     if here is None or plan.model.revision == here:
         return ""
-    raise BaseMismatch(
+    raise ExpertError(
         f"{folder.path}: was trained on another `{plan.model.name}` ({plan.model.revision}; this "
         f"version of Expert comes with {here}): train it again, or use the version it was made with"
     )
@@ -162,7 +158,7 @@ def load_trained(
     loaded = _loaded(settled, choice, device, precision, adapter_dtype, run=folder)
     trained_on = weights_trained_on(folder)
     if plan.adapter.type != "full" and trained_on not in (None, weights()["weights"]):
-        raise BaseMismatch(
+        raise ExpertError(
             f"{plan.model.location}: its weights are not those {folder.path} was trained on: put "
             "the old ones back, or train it again"
         )
@@ -207,7 +203,7 @@ def loading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         words = str(error).strip().partition("\n")[0]
-        raise StateNotFound(
+        raise ExpertError(
             f"{path}: cannot be loaded: {type(error).__name__}: {words}  (its files do not fit "
             "together: take another checkpoint, or train it again)"
         ) from error
@@ -216,7 +212,7 @@ def loading(path: Path) -> Iterator[None]:
 def load_base(plan: RunPlan, *, device: torch.device, fused: bool = True) -> Trained:
     """The base of a run without its trained weights, used the same way."""
     if plan.model.name == CHAR_GPT:
-        raise StateNotFound(
+        raise ExpertError(
             "--baseline base: the character model is trained from scratch, it has no base  "
             "(name a run)"
         )
@@ -266,7 +262,7 @@ def _loaded(
         assert run is not None
         file = run.path / "vocabulary.json"
         if not file.is_file():
-            raise StateNotFound(
+            raise ExpertError(
                 f"{run.path}: vocabulary.json is missing: the characters of the model are unknown  "
                 "(let the run finish with --resume)"
             )
@@ -339,7 +335,7 @@ def _load_final(loaded: LoadedModel, path: Path) -> None:
         missing = own & set(result.missing_keys)
         if result.unexpected_keys or missing:
             wrong = sorted([*result.unexpected_keys, *missing])
-            raise StateNotFound(
+            raise ExpertError(
                 f"{path}: the adapter does not fit the plan of its run: {', '.join(wrong[:3])}  "
                 "(the run folder was changed; take another checkpoint)"
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,10 @@ from torch import Tensor
 
 from expert.parallel.engine import Engine
 from expert.planning.run_plan import ObjectivePlan
-from expert.training.evaluation import EvalResult
-from expert.training.recorder import MEAN_OF
+from expert.training.objectives.objective import MEAN_OF, Objective
 
 
-class JudgedAnswers:
+class JudgedAnswers(Objective):
     """An objective over answers: a good one is to gain more, and a bad one less, than answers that
     belong to other prompts, whose mean gain estimates how far the model is from its start."""
 
@@ -47,17 +46,6 @@ class JudgedAnswers:
         gain, count = self._mismatched(model, batch)["sums"].unbind()
         with model.answering():
             return self._sums(model, batch, (gain / count.clamp(min=1)).clamp(min=0))
-
-    def result(self, sums: Mapping[str, float], *, weight: int, examples: int) -> EvalResult:
-        means = {
-            name: value / max(1.0, sums.get(name + MEAN_OF, weight))
-            for name, value in sums.items()
-            if not name.endswith(MEAN_OF)
-        }
-        loss = means.pop("loss")
-        return EvalResult(
-            loss=loss, token_accuracy=None, targets=weight, examples=examples, metrics=means
-        )
 
     def _mismatched(self, model: Any, batch: Any) -> dict[str, Tensor]:
         """The gains of the answers of other rows, summed, and how many there are."""

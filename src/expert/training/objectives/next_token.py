@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from expert.parallel.engine import Engine
-from expert.training.evaluation import EvalResult, mean_metrics
+from expert.training.evaluation import mean_metrics
+from expert.training.objectives.objective import EvalResult, Objective
 
 
-class NextToken:
+class NextToken(Objective):
     """Cross entropy, summed over the target tokens of a batch."""
-
-    def begin_step(self, engine: Engine, batches: Sequence[Any]) -> None:
-        """Nothing: the loss of a batch needs no other batch."""
 
     def weight(self, batch: Any) -> int:
         return int(batch.targets)

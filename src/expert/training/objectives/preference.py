@@ -6,7 +6,7 @@ policy, and of the weights that training started from (the reference).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expert.parallel.engine import Engine
 from expert.planning.run_plan import ObjectivePlan
-from expert.training.evaluation import EvalResult
+from expert.training.objectives.objective import Objective
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -108,13 +107,10 @@ BY_MEANS = ("simpo", "orpo")
 
 
 @dataclass(frozen=True)
-class Preference:
+class Preference(Objective):
     """An objective over pairs: loss and metrics are sums over pairs, divided by their number."""
 
     plan: ObjectivePlan
-
-    def begin_step(self, engine: Engine, batches: Sequence[Any]) -> None:
-        """Nothing: a pair needs no other pair."""
 
     def weight(self, batch: Any) -> int:
         return int(batch.counts.examples)
@@ -126,16 +122,6 @@ class Preference:
     def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
         with model.answering():
             return self._sums(model, batch)
-
-    def result(self, sums: Mapping[str, float], *, weight: int, examples: int) -> EvalResult:
-        means = {name: value / max(1, weight) for name, value in sums.items()}
-        return EvalResult(
-            loss=means.pop("loss"),
-            token_accuracy=None,
-            targets=weight,
-            examples=examples,
-            metrics=means,
-        )
 
     def _sums(self, model: Any, batch: Any) -> dict[str, Tensor]:
         logps, tokens = model.answer_logps(batch)
