@@ -71,8 +71,10 @@ def test_a_plan_is_its_verdict_time_and_three_decisions_unless_all_of_it_is_aske
 
 
 def test_a_plan_with_many_warnings_keeps_to_a_screen_and_starts_with_what_would_fit(run):
-    settings = ("base_model=Llama-3.1-8B", "max_seq_length=4096", "learning_rate=0.5", "epochs=30")
-    settings += ("dropout=0.9", "attention=flash4", "warmup_steps=9000", "eval_batch_size=4000")
+    settings = (
+        *("base_model=Llama-3.1-8B", "max_seq_length=4096", "learning_rate=0.5", "epochs=30"),
+        *("dropout=0.9", "attention=flash4", "warmup_steps=9000", "eval_batch_size=4000"),
+    )
     words = [word for setting in settings for word in ("--set", setting)]
     ran = run("plan", EXPERT_JSON, "--gpu", "rtx-4060", *words)
     lines = ran.out.splitlines()

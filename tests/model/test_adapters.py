@@ -286,8 +286,8 @@ def test_pissa_on_a_quantised_base_is_refused(qwen):
 @each("family", ["qwen3", "llama"])  # one shares embedding and head
 def test_embedding_and_head_are_trained_in_float32_and_saved_for_peft(family, tmp_path):
     folder = tiny_model(tmp_path / "base", family)
-    changes = {"modules_to_save": ["embed_tokens", "lm_head"], "precision": "bf16"}
-    loaded = load(folder, adapter_dtype=torch.float32, **changes)
+    parts = ["embed_tokens", "lm_head"]
+    loaded = load(folder, adapter_dtype=torch.float32, modules_to_save=parts, precision="bf16")
     whole = {n: p for n, p in loaded.trainable if "embed_tokens" in n or "lm_head" in n}
     assert len(whole) == (1 if family == "qwen3" else 2)
     assert {parameter.dtype for parameter in whole.values()} == {torch.float32}
@@ -296,7 +296,7 @@ def test_embedding_and_head_are_trained_in_float32_and_saved_for_peft(family, tm
     assert losses[-1] < losses[0] - 0.01
     assert not any(torch.equal(parameter, first[name]) for name, parameter in whole.items())
 
-    saved = load(folder, **changes | {"precision": "fp32"})
+    saved = load(folder, modules_to_save=parts)
     load_trainable(saved, trainable_tensors(loaded))
     trained, ids = plain_peft(saved, folder, tmp_path / "adapter"), torch.tensor([documents(9)[0]])
     expected = saved.module(input_ids=ids).logits

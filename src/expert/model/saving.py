@@ -81,9 +81,10 @@ def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
         settings["init_lora_weights"] = True
     parts = whole_modules(loaded.causal_lm, loaded.adapter.modules_to_save)
     if parts:
-        tensors |= {f"{IN_PEFT}{name}.weight": part.weight.detach() for name, part in parts.items()}
+        weights: dict[str, Any] = {name: part.weight for name, part in parts.items()}
+        tensors |= {f"{IN_PEFT}{name}.weight": each.detach() for name, each in weights.items()}
         settings["modules_to_save"] = sorted(name.rpartition(".")[2] for name in parts)
-        settings["ensure_weight_tying"] = len({part.weight for part in parts.values()}) < len(parts)
+        settings["ensure_weight_tying"] = len(set(weights.values())) < len(weights)
     # Cloned where two names share their weights, which safetensors refuses.
     whole = {name: tensor.clone() for name, tensor in tensors.items()}
     save_file(whole, folder / ADAPTER_FILE, metadata={"format": "pt"})
