@@ -6,15 +6,18 @@ rows of a single length.
 
 from bisect import bisect_left
 from heapq import heapreplace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-
-from expert.data.pack.pack import BinCapacity
 
 LEVELLED = (0.9, 0.7, 0.0)  # shares of the tokens that went to the emptiest sequence
 WORTH_LEVELLING = 3
 TO_SPARE = 0.005
+
+
+class BinCapacity(NamedTuple):
+    places: int
+    pieces: int
 
 
 def fit_longest_first(sizes: list[int], room: BinCapacity) -> tuple[Any, int]:

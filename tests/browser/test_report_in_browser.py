@@ -116,7 +116,7 @@ def check(seen: Seen, figures: tuple[str, ...], *, width: int) -> None:
 def test_the_page_of_a_real_run_is_whole_on_a_screen_and_on_a_phone(tmp_path, width):
     folder = shutil.copytree(finished_run("lora"), tmp_path / "run")
     written = report(folder)
-    assert len(written.figures) == 8
+    assert len(written.figures) == 7
     check(look(written.html, tmp_path / "look", width=width), written.figures, width=width)
 
 

@@ -19,7 +19,7 @@ def test_a_report_is_written_into_the_run_and_the_verdict_is_reported(run, tmp_p
     assert learning.startswith("learning: The validation loss fell from ")
     assert "-bound: " in verdict or verdict.startswith("unknown: ")
     size = (folder / "report.html").stat().st_size
-    assert wrote == f"✓ wrote {folder / 'report.html'}  ({size / 1024:.0f} KiB, 8 figures)"
+    assert wrote == f"✓ wrote {folder / 'report.html'}  ({size / 1024:.0f} KiB, 7 figures)"
     assert not list(folder.glob(".report*"))
 
 

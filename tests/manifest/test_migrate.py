@@ -57,6 +57,8 @@ CONFIG_VALUES: dict[str, tuple[Any, Any]] = {
     "evaluation_strategy": ("epoch", "no"),
     "trackers": (["tensorboard"], []),
     "output_dir": ("a", "b"),
+    "start_from": ("a", "b"),
+    "modules_to_save": (["lm_head"], ["embed_tokens"]),
     "vram_limit": ("2GB", "4GB"),
 }
 DATASET_VALUES: dict[str, tuple[Any, Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ _BATCH_ROWS = 1000
 _BATCH_BYTES = 2**25
 _REPEATED_BYTES = 2**31
 _FILE_MAGIC = b"ARROW1"
+_INTERVAL = re.compile(r"\b(month|day_time)_interval\b(?!:)")
 
 
 def read_parquet(path: Path, max_unpacked: int | None = None) -> Iterator[Row | BadRow]:
@@ -104,6 +106,10 @@ def read_arrow(path: Path, max_unpacked: int | None = None) -> Iterator[Row | Ba
         else:
             reader = pa.ipc.open_stream(stream)
             batches = iter(reader)
+        for field in reader.schema:
+            if _INTERVAL.search(str(field.type)):  # Python has no values for it
+                what = f"the column {field.name!r} has the type {field.type}, which cannot be read"
+                raise data_error(str(path), what, "leave the column out, or write it as text")
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path))
 
 
@@ -124,13 +130,7 @@ def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]
     number = 0
     for batch in batches:
         check_columns(batch.schema.names, file)
-        # Tools and calls: as structs they have the keys of all rows, most of them null.
-        padded = [
-            field.name
-            for field in batch.schema
-            if "arguments: struct<" in str(field.type)
-            or (field.name in TOOL_COLUMNS and "struct<" in str(field.type))
-        ]
+        padded = [field.name for field in batch.schema if _is_padded(field)]
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)
             for values in _values_of(part):
@@ -142,6 +142,12 @@ def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]
                 else:
                     values.update({name: _unpadded(values[name]) for name in padded})
                     yield Row(values, file, number)
+
+
+def _is_padded(field: Any) -> bool:
+    """Tools and calls: as structs they have the keys of all rows, most of them null."""
+    kind = str(field.type)
+    return "arguments: struct<" in kind or (field.name in TOOL_COLUMNS and "struct<" in kind)
 
 
 def _unpadded(value: Any) -> Any:

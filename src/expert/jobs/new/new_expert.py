@@ -59,6 +59,7 @@ SAMPLED_ROWS = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTIONS = {
     r"training\.dataset\.json_values: true": "--json-values",
+    r"--set training\.dataset\.encoding=": "--encoding ",
     r"set training\.dataset\.encoding": "name its --encoding",
     r"remove training\.dataset\.encoding": "leave out --encoding",
     r"training\.dataset\.field_mapping\.messages: (.+) reads": r"--map messages=\1 reads",

@@ -109,6 +109,7 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
         "schedule": {
             "scheduler": optim.scheduler,
             "learning_rate": optim.learning_rate,
+            "loraplus_lr_ratio": optim.loraplus_lr_ratio,
             "options": dict(optim.scheduler_options),
             "warmup_steps": optim.warmup_steps,
             "warmup_ratio": optim.warmup_ratio,
