@@ -242,6 +242,7 @@ def test_weights_that_are_written_wrong_are_refused_and_nothing_is_left(tmp_path
         ("dora", {"gguf_adapter": True}, "llama.cpp supports LoRA only, not dora"),
         ("full", {"gguf_adapter": True}, "all weights were trained, there is no adapter"),
         ("lora+soft", {"gguf_adapter": True}, "llama.cpp does not support soft prompts"),
+        ("whole", {"gguf_adapter": True}, "embedding and head are trained whole, which it cannot"),
         ("characters", {"gguf": "f16"}, "llama.cpp does not support the character model"),
     ],
 )

@@ -20,7 +20,8 @@ CORPUS = "the cat sat on the mat.\nthe dog ran to the cat.\n" * 60
 
 @cache
 def finished(kind: str) -> Path:
-    """The run folder of a small expert: lora, dora, full, soft, lora+soft, int8 or fp8."""
+    """The run folder of a small expert: lora, dora, full, soft, lora+soft, int8, fp8, or whole
+    (PiSSA and LoRA+, with embedding and head)."""
     config: dict[str, Any] = {
         "max_steps": 6,
         "save_steps": 3,
@@ -30,6 +31,9 @@ def finished(kind: str) -> Path:
     more: dict[str, Any] = {}
     if kind in ("dora", "full"):
         config["adapter_type"] = kind
+    if kind == "whole":
+        config |= {"adapter_init": "pissa", "loraplus_lr_ratio": 4}
+        config["modules_to_save"] = ["embed_tokens", "lm_head"]
     if "soft" in kind:
         more["soft_prompts"] = SOFT
     if kind == "soft":

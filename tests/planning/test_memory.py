@@ -186,3 +186,16 @@ def test_trainable_parameters_are_those_of_the_adapter():
     counts = {"lora": count, "dora": count + magnitudes, "full": 596_049_920, "none": 0}
     for adapter, parameters in counts.items():
         assert replace(lora, adapter=adapter).trainable_parameters == parameters
+
+
+def test_embedding_and_head_trained_beside_an_adapter_are_counted_once_if_they_are_one():
+    shape = shape_of("Llama-3.1-8B")  # with a head of its own
+    lora = Workload(shape=shape, rows=1, row_tokens=512)
+    both = replace(lora, whole=frozenset({"embed_tokens", "lm_head"}))
+    table = shape.vocab * shape.hidden
+    assert both.trainable_parameters - lora.trainable_parameters == 2 * table
+    tied = replace(both, shape=replace(shape, tied_head=True))
+    assert tied.trainable_parameters - lora.trainable_parameters == table
+    grown = estimate(both).total - estimate(lora).total
+    # bf16 weights beside float32 masters, their gradients and Adam's two moments.
+    assert grown > 2 * table * (2 + 4 + 4 + 8)

@@ -67,6 +67,21 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path,
             assert weights_of(done.folder) == weights
 
 
+def test_a_resumed_run_starts_from_the_same_changed_base(base, tmp_path):
+    settings = {"adapter_init": "pissa", "loraplus_lr_ratio": 4, "save_steps": 2, "max_steps": 4}
+    settings["modules_to_save"] = ["embed_tokens", "lm_head"]
+    manifest = write_expert(tmp_path / "made", base, settings)
+    whole = run(manifest).folder
+    resumed = shutil.copytree(whole, tmp_path / "resumed")
+    shutil.rmtree(resumed / "final")
+    done = run(manifest, resume=str(resumed / "checkpoints" / "step-000002"))
+    assert weights_of(done.folder) == weights_of(whole)
+    made = load_file(done.folder / "final" / "adapter_model.safetensors")
+    assert {name.rsplit(".", 2)[-2] for name in made} == {
+        *("lora_A", "lora_B", "embed_tokens", "lm_head")
+    }
+
+
 @pytest.mark.fault(13)
 def test_micro_batch_size_changes_no_loss(base, tmp_path):
     """The same sums in another order: they differ by rounding, 1e-6 of a float32 loss."""

@@ -18,6 +18,7 @@ from expert.training.optim import (
     has_weight_decay,
     load_optimizer_tensors,
     optimizer_tensors,
+    set_rate,
     step_if_finite,
 )
 from tests.each import each
@@ -226,3 +227,20 @@ def test_the_fused_step_does_not_read_the_norm_back(monkeypatch):
     monkeypatch.setattr(Tensor, "__bool__", forbidden)
     monkeypatch.setattr(Tensor, "item", forbidden)
     step_if_finite(optimizer, clip([p for _, p in named], 1.0))
+
+
+@each("kind", ["adamw_torch", "adamw_torch_fused", "sgd"])
+def test_the_second_factor_of_an_adapter_has_the_rate_of_lora_plus(kind):
+    named = parameters()
+    optimizer = made(kind, named, loraplus_lr_ratio=16.0)
+    set_rate(optimizer, 0.25)
+    names = {id(parameter): name for name, parameter in named}
+    rates = {
+        names[id(parameter)]: group["lr"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    assert {name for name, rate in rates.items() if rate == 4.0} == {
+        "blocks.0.q_proj.lora_B.default.weight"
+    }
+    assert set(rates.values()) == {0.25, 4.0}

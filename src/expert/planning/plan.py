@@ -220,6 +220,7 @@ def _workload(
         optimizer=draft["optim.optimizer"],
         fused_loss=draft["kernels.fused_loss"],
         soft_tokens=draft.soft_tokens,
+        whole=frozenset(draft.config.modules_to_save),
         branches=ObjectivePlan(loss=draft["objective.loss"]).branches,
         prefetch=draft["loader.prefetch"],
         compiled=False,

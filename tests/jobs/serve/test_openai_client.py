@@ -386,6 +386,19 @@ def test_a_base_is_served_beside_an_adapter_and_not_beside_merged_weights():
         load_models([str(exported("lora", "merged").folder)], device="cpu", with_base=True)
 
 
+def test_an_expert_that_changes_its_base_is_served_with_a_base_of_its_own():
+    asked = [str(finished("lora")), f"whole={finished('whole')}"]
+    (plain, whole, base) = load_models(asked, device="cpu", with_base=True)
+    weights = [
+        model.trained.loaded.causal_lm.get_input_embeddings().weight
+        for model in (plain, whole, base)
+    ]
+    assert weights[0].data_ptr() == weights[2].data_ptr()
+    assert not weights[0].equal(weights[1])
+    with pytest.raises(ExpertError, match="is not served from an export"):
+        load_models([str(exported("whole").folder)], device="cpu")
+
+
 def test_a_damaged_export_or_run_and_another_base_of_the_same_name_are_refused(
     tmp_path, monkeypatch
 ):

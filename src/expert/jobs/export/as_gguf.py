@@ -69,6 +69,8 @@ def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | 
         why = "all weights were trained, there is no adapter  (write the model with --gguf q8_0)"
     elif adapter and kind != "lora":
         why = f"llama.cpp supports LoRA only, not {kind}  (write the model with --gguf q8_0)"
+    elif adapter and plan.adapter.modules_to_save:
+        why = "embedding and head are trained whole, which it cannot hold  (use --gguf q8_0)"
     elif not adapter and gguf not in FILE_TYPES:
         why = (
             f"this type is not supported  (use {', '.join(FILE_TYPES)}; for others, export f16 "

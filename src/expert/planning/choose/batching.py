@@ -63,7 +63,7 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     first = sorted(parts.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in first)
     draft.settle("memory.peak_bytes", peak, f"estimate in GiB: {words}")
-    stored = {**asdict(work), "targets": sorted(work.targets)}
+    stored = {**asdict(work), "targets": sorted(work.targets), "whole": sorted(work.whole)}
     draft.settle("memory.workload", stored, "the estimated workload")
     draft.settle("memory.parts", parts, "estimate by purpose")
     draft.settle("memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB")

@@ -329,6 +329,7 @@ def loss_bytes(work: Workload) -> int:
     s = work.shape
     width = PRECISION_BYTES[work.precision]
     hidden = 2 * width * work.tokens * s.hidden
+    hidden += 4 * s.vocab * s.hidden * work.trains_head  # the sum of the head's gradient
     if work.fused_loss:
         rows = min(work.tokens, loss_chunk_rows(s.vocab, work.loss_rows))
         return hidden + width * rows * s.vocab

@@ -41,6 +41,8 @@ class Workload:
     attention, with room for each place once per answer."""
     soft_tokens: int = 0
     """Rows of the trainable table of soft prompts."""
+    whole: frozenset[str] = frozenset()
+    """Of embedding and head, what is trained whole beside the adapter."""
     prefetch: int = 4
     accumulates: bool = True
     """Several micro-batches make a step: all gradients exist while the next one runs."""
@@ -104,7 +106,18 @@ class Workload:
         if self.adapter == "none":
             return soft
         of_layer, sizes = ADAPTERS[self.adapter].weights, self.target_sizes.values()
-        return shape.layers * sum(of_layer(self.rank, *size) for size in sizes) + soft
+        low_rank = shape.layers * sum(of_layer(self.rank, *size) for size in sizes)
+        return low_rank + self.whole_parameters + soft
+
+    @property
+    def whole_parameters(self) -> int:
+        """Weights of the embedding and the head that are trained beside the adapter."""
+        tables = min(1, len(self.whole)) if self.shape.tied_head else len(self.whole)
+        return tables * self.shape.vocab * self.shape.hidden
+
+    @property
+    def trains_head(self) -> bool:
+        return "lm_head" in self.whole or bool(self.whole and self.shape.tied_head)
 
 
 def flops_per_token(work: Workload, mean_document: float) -> float:
@@ -123,7 +136,8 @@ def flops_per_token(work: Workload, mean_document: float) -> float:
     if work.is_full_finetune:
         total += 2.0 * (blocks + head)
     else:
-        total += 6.0 * work.trainable_parameters
+        total += 6.0 * (work.trainable_parameters - work.whole_parameters)
+        total += 2.0 * head * work.trains_head
     return total + (2.0 * blocks + attention) * work.recomputed_blocks / s.layers
 
 
@@ -132,8 +146,8 @@ def workload_of(plan: RunPlan) -> Workload | None:
     stored = plan.memory.workload
     if stored is None:
         return None
-    shape, targets = ModelShape(**stored["shape"]), frozenset(stored["targets"])
-    base = Workload(**{**stored, "shape": shape, "targets": targets})
+    sets = {name: frozenset(stored[name]) for name in ("targets", "whole")}
+    base = Workload(**{**stored, "shape": ModelShape(**stored["shape"]), **sets})
     kernels, quantization, micro = plan.kernels, plan.model.quantization, plan.batch.micro_batch
     sequences, parallel = plan.batch.sequences_per_update, plan.parallel
     return replace(
