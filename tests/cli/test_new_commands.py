@@ -22,3 +22,11 @@ def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path
     assert run("new", "other", "-o", str(tmp_path)).out.splitlines()[-1] == (
         f"  expert validate {tmp_path / 'other'}"
     )
+
+
+def test_rows_that_cannot_be_trained_on_end_with_a_cross_and_exit_code_4(run: Runner, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "completion": ""}\n' * 50, encoding="utf-8")
+    ran = run("new", "mine", "--from", str(rows), "-o", str(tmp_path))
+    assert ran.code == 4
+    assert ran.err.startswith(f"✗ --from {rows}: ")

@@ -28,7 +28,7 @@ EXIT_MEANINGS = {
     EXIT_INTERNAL: "a bug in Expert; the message names a file with the details",
     EXIT_USAGE: "the command line or the manifest is wrong; every problem is listed",
     EXIT_DOES_NOT_FIT: "the plan does not fit the GPU; the table shows by how much",
-    EXIT_RUN_FAILED: "the run failed and could not recover; saved checkpoints are kept",
+    EXIT_RUN_FAILED: "the run failed (saved checkpoints are kept), or rows cannot be trained on",
     EXIT_GATE_FAILED: "the expert fails its quality gate; the reasons are listed",
     EXIT_GATE_UNDECIDED: "too few held-out rows to tell whether the quality gate passes",
     EXIT_DAMAGED: "a file changed after it was written; the message names it",

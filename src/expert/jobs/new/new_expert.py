@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from expert.core.errors import ExpertError
+from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.files import read_text, write_text_atomically
 from expert.core.text import counted, some_of
 from expert.data.examples.column_survey import survey_rows
@@ -104,6 +104,12 @@ STARTERS = {
 
 class CannotCreate(ExpertError):
     """A new expert that cannot be created as requested."""
+
+
+class UnusableRows(CannotCreate):
+    """Rows of which nothing, or hardly anything, can be trained on."""
+
+    exit_code = EXIT_RUN_FAILED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +330,7 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
             asked["preference_rows"] = PAIRS
         columns = detect_columns(seen, DatasetSpec(**asked))
     except DataError as error:
-        raise _unusable(data, str(error)) from None
+        raise CannotCreate(_in_own_words(data, str(error))) from None
     if no_choice := columns.preference_warning(asked.get("preference_rows")):
         raise CannotCreate(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
@@ -363,13 +369,17 @@ def _first_rows(data: Path, encoding: str | None, most: int = SAMPLED_ROWS) -> l
         raise _unusable(data, str(error)) from None
 
 
-def _unusable(data: Path, why: str) -> CannotCreate:
-    """The error for rows that cannot be used, in the words of this command."""
+def _unusable(data: Path, why: str) -> UnusableRows:
+    return UnusableRows(f"✗ {_in_own_words(data, why)}")
+
+
+def _in_own_words(data: Path, why: str) -> str:
+    """What is wrong with rows, in the words of this command."""
     for key, option in _OPTIONS.items():
         why = re.sub(key, option, why)
     for place in (data.absolute(), data, f"{data.as_posix()}::train"):
         why = why.removeprefix(f"{place}: ")
-    return CannotCreate(f"--from {data}: {why}")
+    return f"--from {data}: {why}"
 
 
 def _notes_on_files(folder: Path) -> Iterator[str]:
