@@ -151,6 +151,10 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
         (f"{MINIMAL}chat_template_jinja: t.jinja\n", "only a name or the text of a template"),
         (f"{MINIMAL}unfrozen_parameters: [layers.1]\n", "parts of the model cannot be chosen"),
         (f"{MINIMAL}init_lora_weights: olora\n", "true or pissa"),
+        (
+            f"{MINIMAL}optimizer: {{_component_: bitsandbytes.optim.Lion8bit, lr: 1e-4}}\n",
+            "lion8bit",
+        ),
         (f"{MINIMAL}pissa_init: true\nadapter: dora\n", "cannot be combined with adapter_type"),
         (f"{MINIMAL}additional_target: q_proj\n", "embed_tokens"),
         ("model_name_or_path: tiny\ndataset_mixture: {datasets: []}\n", "a list of entries"),
@@ -434,7 +438,6 @@ def test_an_absolute_output_folder_of_another_trainer_moves_into_the_run_folder(
         ("pissa_init: true\npissa_iter: 16\n", "config.adapter_init", "pissa"),
         ("init_lora_weights: pissa_niter_4\n", "config.adapter_init", "pissa"),
         ("init_lora_weights: true\n", "config.adapter_init", "default"),
-        ("torch_dtype: float16\nbf16: true\n", "config.bf16", True),
         ("save_steps: 0.5\n", "config.save_strategy", "epoch"),
         ("loraplus_lr_ratio: 16\n", "config.loraplus_lr_ratio", 16),
         (
@@ -449,8 +452,27 @@ def test_an_absolute_output_folder_of_another_trainer_moves_into_the_run_folder(
         ("unfrozen_parameters: ['^model.language_model']\n", "config.adapter_type", "lora"),
     ],
 )
-def test_rslora_keeps_its_scale_and_a_template_its_text(text, path, value):
+def test_keys_of_other_trainers_keep_their_meaning(text, path, value):
     assert value_at(read(MINIMAL + text), path) == value
+
+
+def test_the_dtype_of_loading_gives_way_to_the_one_of_training():
+    made = read(f"{TRL}torch_dtype: float16\nbf16: true\n")
+    assert made.manifest.training.config.bf16 is True
+    assert any("not used here: bf16: true decides" in str(notice) for notice in made.notices)
+
+
+def test_a_mixer_names_data_sets_with_their_shares_and_splits():
+    splits = "dataset_splits: [train_prefs, test_prefs]\n"
+    one = read(f"model_name_or_path: tiny\ndataset_mixer: {{owner/a: 1.0}}\n{splits}")
+    dataset = one.manifest.training.dataset
+    assert (dataset.path, dataset.validation_path) == (
+        *("owner/a::train_prefs", "owner/a::test_prefs"),
+    )
+    two = read(f"model_name_or_path: tiny\ndataset_mixer: {{owner/a: 1, owner/b: 0.5}}\n{splits}")
+    tasks = two.manifest.training.dataset.tasks
+    assert {name: task.weight for name, task in tasks.items()} == {"a": 1.0, "b": 0.5}
+    assert any("held out of the training rows" in str(notice) for notice in two.notices)
 
 
 def test_defaults_of_another_trainer_are_named_in_one_line():

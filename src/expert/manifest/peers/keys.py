@@ -193,8 +193,8 @@ def _dtype(work: Migration, item: Item) -> None:
     flags = dict(zip(("bf16", "fp16"), _FLOATS[word], strict=True))
     for key, flag in flags.items():
         if config.get(key, Item(None)).value not in (None, "auto", flag):
-            is_loading = item.key == "torch_dtype" and not work.is_expert_manifest
-            if is_loading and config[key].value is True:
+            is_ours = work.root["training"].line is not None  # with a section as in our files
+            if item.key == "torch_dtype" and config[key].value is True and not is_ours:
                 work.unused(item, f"{key}: true decides")  # there it is the dtype of loading
             else:
                 work.conflict(item, config[key])

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from expert.manifest.migrate.migration import Entries, Migration, with_value
+from expert.manifest.schema.file_formats import ALL_ENDINGS
 from expert.manifest.text.item import Item
 
-_FILE = re.compile(r"\.(?:jsonl?|ndjson|csv|tsv|parquet|arrow|txt|md)(?:\.gz|\.zst)?$")
 # Columns that are found without a mapping.
 _USUAL_COLUMNS = {
     "system": ("system",),
@@ -24,7 +24,7 @@ def hub_path(path: Item, split: Item, subset: Item) -> Item:
     text, part = path.value, str(split.value or "train")
     if subset.value is not None:
         text += f"::{part}::{subset.value}"
-    elif split.value is not None and not (part == "train" and _FILE.search(text)):
+    elif split.value is not None and not (part == "train" and text.endswith(ALL_ENDINGS)):
         text += f"::{part}"
     return with_value(path, text)
 

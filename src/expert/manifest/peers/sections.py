@@ -75,7 +75,7 @@ def _read_class(
             work.convert(zone, "lr_scheduler", kind, name)
         return
     kind = word
-    if "8bit" in word:
+    if "8bit" in word and "adam" in word:
         kind = "paged_adamw_8bit" if "paged" in word else "adamw_bnb_8bit"
     elif word in ("adamw", "pagedadamw"):
         kind = "adamw_torch_fused" if fused else "adamw_torch"
