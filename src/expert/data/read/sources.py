@@ -91,7 +91,7 @@ class Sources:
 
 def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     """Find all sources in the manifest, relative to its folder; reads and downloads nothing."""
-    finder = _Finder(spec, folder)
+    finder = SourceFinder(spec, folder)
     if spec.tasks:
         tasks = [
             Sources(
@@ -123,10 +123,6 @@ def _apart_from(train: Source, held_out: Iterable[Source | None]) -> Source:
     held = {file.resolve() for source in held_out if source is not None for file in source.files}
     left = tuple(file for file in train.files if file.resolve() not in held)
     return replace(train, files=left) if left and len(left) < len(train.files) else train
-
-
-def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
-    return _Finder(spec, folder).find(path, split)
 
 
 def iterate(source: Source) -> Iterator[Row | BadRow]:
@@ -206,7 +202,7 @@ def _files_of(source: Source) -> Sequence[Path]:
     return source.files if source.kind != "corpus" or source.files else (download_shakespeare(),)
 
 
-class _Finder:
+class SourceFinder:
     """Turns the paths of one manifest into sources."""
 
     def __init__(self, spec: DatasetSpec, folder: Path) -> None:

@@ -39,7 +39,21 @@ def launch_bound(found: Evidence) -> Answer:
         return None
     use, tokens = step.gpu_utilization, (step.tokens or 0.0) / found.micro_batches
     used = f"GPU utilization {percent(use)}; " if use is not None else ""
-    fix, keys = launch_fix(found)
+    # More work per launch first, then fewer launches: the fix in words, and as `--set` keys.
+    micro = found.amount("batch.micro_batch")
+    sequences = found.amount("batch.sequences_per_update")
+    graphs_off = found.planned("kernels.cuda_graphs") is False
+    if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
+        setting = "micro_batch_size=auto"
+    elif found.padded:
+        setting = "packing=true"
+    elif graphs_off and not found.requested("kernels.cuda_graphs"):
+        setting = "use_cuda_graphs=true"
+    else:
+        examples = found.amount("batch.examples_per_update") or 1
+        setting = f"batch_size={max(16, int(2 * examples))}"
+    setting = f"{CONFIG}.{setting}"
+    fix, keys = setting.replace("=", ": "), (setting,)
     return Noted(
         f"the device ran dry in {percent(step.ran_dry or 0.0)} of the steps; {used}"
         f"{span(step.wall)} a step, {tokens:,.0f} tokens a micro-batch",
@@ -156,21 +170,3 @@ def is_starved(step: StepAnatomy) -> bool:
     """Whether the device repeatedly waits for the host."""
     dry, use = step.ran_dry or 0.0, step.gpu_utilization
     return dry >= DRY_SHARE and (use is None or use < FULL_UTILIZATION)
-
-
-def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
-    """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
-    micro = found.amount("batch.micro_batch")
-    sequences = found.amount("batch.sequences_per_update")
-    graphs_off = found.planned("kernels.cuda_graphs") is False
-    if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
-        setting = "micro_batch_size=auto"
-    elif found.padded:
-        setting = "packing=true"
-    elif graphs_off and not found.requested("kernels.cuda_graphs"):
-        setting = "use_cuda_graphs=true"
-    else:
-        examples = found.amount("batch.examples_per_update") or 1
-        setting = f"batch_size={max(16, int(2 * examples))}"
-    setting = f"{CONFIG}.{setting}"
-    return setting.replace("=", ": "), (setting,)
