@@ -22,6 +22,7 @@ from expert.manifest.check.problems import closest
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import COMPRESSED
+from expert.manifest.schema.types import parse_size
 from expert.planning.survey import local_path, looks_local
 
 SHOWN_BAD_ROWS = 3
@@ -215,7 +216,7 @@ class SourceFinder:
             max_chars=spec.max_chars,
             max_samples=spec.max_samples,
             encoding=spec.encoding,
-            max_unpacked=spec.most_unpacked,
+            max_unpacked=parse_size(spec.max_unpacked_size) if spec.max_unpacked_size else None,
         )
 
     def find(self, path: str, split: Split) -> Source:

@@ -20,11 +20,6 @@ from expert.planning.run_plan import RunPlan
 CROWDED_CORES = 0.3
 """Share of the cores that other processes may use; above it, they slow a run down."""
 
-PADDING_SHARE = 0.2
-"""Rows grouped by length need less than 10 % padding; from 20 % on, packing is worth the change."""
-PACKED_PADDING_SHARE = 0.4
-"""Packed sequences are at least 90 % full, except with very few rows."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Before:
@@ -210,14 +205,6 @@ class Evidence:
         if threads + others <= cores + CROWDED_CORES:
             return None
         return int(threads), int(cores), others
-
-    @property
-    def padding_share(self) -> float | None:
-        """The share of the computation spent on padding, if it is unusually high."""
-        padding = self.step.padding if self.step is not None else None
-        packed = self.planned("data.packing") != "none"
-        usual = PACKED_PADDING_SHARE if packed else PADDING_SHARE
-        return padding if padding is not None and padding >= usual else None
 
     def fell_back(self, failure: str) -> Event | None:
         """The newest fallback with this failure."""
