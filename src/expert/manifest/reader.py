@@ -83,8 +83,9 @@ def interpret_document(
     manifest, violations = _validate(root, {problem.path for problem in problems})
     problems += violations
     findings = Findings(root)
-    for rule in RULES if manifest is not None else ():
-        rule(manifest, findings)
+    if manifest is not None:
+        for rule in RULES:
+            rule(manifest, findings)
     problems += [problem for problem in findings.problems if not _caused_by(problem, problems)]
     if "no rows" in work.seen:  # already reported
         problems = [p for p in problems if p.path not in ("training", "training.dataset")]

@@ -221,6 +221,7 @@ def _conversation(values: Values, columns: Columns) -> Example:
     if isinstance(value, Mapping) and is_messages(value.get("messages")):
         tools = value.get("tools") if tools is None else tools
         value = value["messages"]
+    turns: list[Turn] | None = None
     if isinstance(value, str):
         messages = decoded_messages(value)
         if messages is not None:
@@ -228,8 +229,8 @@ def _conversation(values: Values, columns: Columns) -> Example:
         else:  # a transcript; other text is a request if the answer has its own column
             turns = _marked_turns(value) or _transcript_turns(value)
             turns = turns or ([Turn("user", value)] if columns.response else None)
-    else:
-        turns = turns_in(value, column) if isinstance(value, list | tuple) else None
+    elif isinstance(value, list | tuple):
+        turns = turns_in(value, column)
     if turns is None:
         raise _wrong_value(values, column, "messages")
     if columns.response:
