@@ -8,6 +8,7 @@ from expert.insight.findings.feeding import is_significant_wait
 from expert.insight.findings.finding import CONFIG, Answer, Noted
 from expert.insight.record import listed, mapping
 from expert.insight.step.anatomy import StepAnatomy, number
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.memory.fitting import MARGIN
 from expert.planning.memory.memory import CONTEXT_BYTES
 
@@ -24,6 +25,8 @@ TWICE = 2
 """A larger micro-batch is advised if at least twice as many sequences fit."""
 OTHERS_BYTES = 1.5 * 2**30
 """Driver and display use up to about 1 GiB of an otherwise idle card."""
+CROWDED_CORES = 0.3
+"""Share of the cores that other processes may use; above it, they slow a run down."""
 HEAT_SHARE = 0.2
 """Reaching the power limit under load is normal; heat is not."""
 NEARLY_FULL = 0.97
@@ -45,7 +48,7 @@ def launch_bound(found: Evidence) -> Answer:
     graphs_off = found.planned("kernels.cuda_graphs") is False
     if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
         setting = "micro_batch_size=auto"
-    elif found.padded:
+    elif found.planned("data.packing") == "none" and found.planned("model.name") != CHAR_GPT:
         setting = "packing=true"
     elif graphs_off and not found.requested("kernels.cuda_graphs"):
         setting = "use_cuda_graphs=true"
@@ -115,10 +118,15 @@ def other_process(found: Evidence) -> Answer:
 def busy_cores(found: Evidence) -> Answer:
     """Other processes take cores that this run's threads need. On a CPU all threads wait for the
     slowest; with a GPU the launching thread falls behind."""
-    crowded = found.crowded
-    if crowded is None:
+    event, share = found.newest("threads"), found.median("cpu_others")
+    threads, cores = int(number(event, "threads") or 0), int(number(event, "cores") or 0)
+    if found.on_gpu:
+        threads, cores = 1, found.cores or 0  # the launching thread
+    if share is None or not threads or not cores:
         return None
-    threads, cores, others = crowded
+    others = share * cores
+    if threads + others <= cores + CROWDED_CORES:
+        return None
     waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
     fix = "stop the other processes, or train on a machine with free cores"
     if threads > 1:
