@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from expert.answer.decoding import CannotSample
 from expert.answer.engine import answer_all
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
@@ -169,7 +168,7 @@ def test_a_character_model_continues_what_it_has_learnt():
 
 def test_wrong_settings_and_a_missing_card_are_refused_at_once(monkeypatch):
     given = {"temperature": 9.0, "warmth": 1.0, "max_new_tokens": 0}
-    with pytest.raises(CannotSample) as reported:
+    with pytest.raises(ExpertError) as reported:
         texts(finished_characters(), "the", decoding=given)
     lines = str(reported.value).splitlines()
     assert [line.partition(":")[0].partition(".")[2] for line in lines] == [
@@ -244,7 +243,7 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused_with_both_numbers()
     loaded = load_expert(run, device="cpu")
     context = loaded.trained.loaded.causal_lm.config.max_position_embeddings
     talk = Conversation(loaded)
-    with pytest.raises(CannotSample) as reported:
+    with pytest.raises(ExpertError) as reported:
         talk.ask("cat " * context)
     assert f"the context is {context:,} including the answer" in str(reported.value)
     assert len(talk._turns) == 0  # the failed prompt was not added

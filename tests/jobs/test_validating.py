@@ -22,8 +22,6 @@ from expert.jobs.export.export import export
 from expert.jobs.report import report
 from expert.jobs.validate.test_sets import NoTestSet
 from expert.jobs.validate.validate import CannotValidate, validate
-from expert.judging.judge_command import JudgeError
-from expert.judging.oracles.oracle import UnknownDomain
 from expert.judging.score import wilson
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model, events_of, place, rewrite_events, run, write_expert
@@ -144,7 +142,7 @@ def test_what_is_wrong_with_a_file_of_cases_is_said_with_its_place(data, text, t
 @each(
     ("given", "error", "text"),
     [
-        ({"domain": "cobol"}, UnknownDomain, "--domain cobol: is not known"),
+        ({"domain": "cobol"}, ExpertError, "--domain cobol: is not known"),
         ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
         ({"limit": 0}, CannotValidate, "limit: got 0"),
         ({"min_accuracy": 95, "min_score": -1}, CannotValidate, "0 to 1\nmin_score: got -1"),
@@ -482,8 +480,12 @@ def test_a_judge_command_decides(tmp_path):
     [
         ({"min_accuracy": 0.5}, CannotValidate, "no accuracy is measured: 40 of 40 expected"),
         ({"min_improvement": 0.1, "domain": "text"}, CannotValidate, "is for open text"),
-        ({"min_score": 0.1}, JudgeError, "name it with --judge-command"),
-        ({"judge_command": "no-such-program"}, JudgeError, "there is no program 'no-such-program'"),
+        ({"min_score": 0.1}, ExpertError, "name it with --judge-command"),
+        (
+            {"judge_command": "no-such-program"},
+            ExpertError,
+            "there is no program 'no-such-program'",
+        ),
     ],
 )
 def test_a_requirement_that_does_not_apply_is_refused_with_a_fix(asked, kind, text):

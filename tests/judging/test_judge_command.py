@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from expert.judging.judge_command import JudgeCommand, JudgeError, score_all
+from expert.core.errors import ExpertError
+from expert.judging.judge_command import JudgeCommand, score_all
 from tests.each import each
 from tests.judging.judged import case_of
 
@@ -74,7 +75,7 @@ def test_a_judge_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
 
 @pytest.mark.parametrize("command", ["no-such-program --x", "", "'open"])
 def test_a_judge_that_cannot_be_started_is_refused(command):
-    with pytest.raises(JudgeError, match="--judge-command"):
+    with pytest.raises(ExpertError, match="--judge-command"):
         JudgeCommand(command=command).parts()
 
 

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from expert.core.errors import ExpertError
 from expert.core.install import pip_install
 from expert.judging.cases import Case
 from expert.judging.domain import JUDGES, domain_of, is_strict
 from expert.judging.judge_pool import JudgeProcess, judge_all
-from expert.judging.oracles.oracle import Judgement, UnknownDomain, missing_packages, oracle_for
+from expert.judging.oracles.oracle import Judgement, missing_packages, oracle_for
 from tests.each import each
 from tests.judging.judged import case_of, judged
 
@@ -68,7 +69,7 @@ def test_without_its_packages_a_domain_has_no_oracle_and_says_how_to_get_them(do
     not_blocked = JUDGES[domain]._replace(packages=("jsonschema", "no_such_package"))
     monkeypatch.setitem(JUDGES, domain, not_blocked)
     assert missing_packages(domain) == ["no_such_package"]
-    with pytest.raises(UnknownDomain, match="known: json, sql, cypher, typescript, calls, text"):
+    with pytest.raises(ExpertError, match="known: json, sql, cypher, typescript, calls, text"):
         oracle_for("cobol")
 
 

@@ -111,7 +111,7 @@ def test_prepared_tokens_give_the_plan_the_numbers_of_the_run(tmp_path):
     order = data_order(plan, made)
     assert plan.length.tokens_per_epoch == made.index.statistics().tokens
     assert plan.length.steps_per_epoch == order.steps_per_epoch
-    assert plan.length.total_steps == order.steps_in(plan.length.epochs)
+    assert plan.length.total_steps == order.steps_per_epoch * plan.length.epochs
     assert plan.length.rows == made.index.examples == 450
     assert _reason(plan, "length.steps_per_epoch").startswith("prepared: 450 rows")
     other = expert.plan(path, overrides=("max_seq_length=256",))  # packed for other sequences

@@ -71,11 +71,6 @@ def supports_fixed_cache(model: Any) -> bool:
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
-def aligned_length(places: int) -> int:
-    """Round up to a multiple of CACHE_ALIGNMENT."""
-    return -(-places // CACHE_ALIGNMENT) * CACHE_ALIGNMENT
-
-
 _LAYER: Any = importlib.import_module("transformers.cache_utils").CacheLayerMixin  # is untyped
 
 

@@ -21,10 +21,6 @@ CHARACTER_TEMPERATURE = 0.8
 """Default for the character model: always taking the most likely character soon repeats itself."""
 
 
-class CannotSample(ExpertError):
-    """A prompt or decoding option that this model does not support."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
     temperature: float
@@ -64,7 +60,7 @@ def resolve_decoding(
             continue
         if key in given:
             flag = "--" + key.replace("_", "-")
-            raise CannotSample(
+            raise ExpertError(
                 f"{flag}: the character model supports only temperature and top-k  (use --top-k)"
             )
         notes.append(f"{key} of the manifest is ignored: the character model supports only top_k")
@@ -86,7 +82,7 @@ def _refuse_wrong(given: Mapping[str, Any]) -> None:
             node = schema_at(("training", "decoding", wrong)) or {}
             problems.append(f"decoding.{wrong}: got {given[wrong]!r}, expected {expected(node)}")
     if problems:
-        raise CannotSample("\n".join(problems))
+        raise ExpertError("\n".join(problems))
 
 
 def generation_config(how: DecodingSettings, ends: Sequence[int]) -> Any:

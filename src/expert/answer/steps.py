@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from expert.answer import cache
-from expert.answer.cache import FixedLayer, aligned_length
+from expert.answer.cache import CACHE_ALIGNMENT, FixedLayer
 from expert.parallel.graphs import Capture, CudaCapture, GraphsUnavailable, captured
 
 COMPACT_BELOW = 0.75
@@ -286,7 +286,8 @@ class FixedSteps:
         """Positions of slots that are filled so far, with room for more tokens."""
         device, captured = self._answer_model.device.type, self._capture is not None
         room = cache_growth(device, filled, captured=captured)
-        return aligned_length(filled + max(1, min(room, self._room)))
+        places = filled + max(1, min(room, self._room))
+        return -(-places // CACHE_ALIGNMENT) * CACHE_ALIGNMENT
 
     def _resize(self, filled: int) -> None:
         """Allocate memory anew for the active slots, filled up to here."""

@@ -92,10 +92,9 @@ def sample(
 
 def _prompts(given: list[str] | None, *, interactive: bool) -> list[str]:
     """The prompts; empty if they will be typed."""
-    from expert.answer.decoding import CannotSample
 
     if not given and not interactive:
-        raise CannotSample(
+        raise ExpertError(
             "--prompt: nothing to answer  (add --prompt TEXT, or --prompt - to read standard "
             "input; in a terminal, leave it out to start an interactive session)"
         )

@@ -37,7 +37,7 @@ from expert.data.tokens.prepare import (
     look,
     prepare,
     read_statistics,
-    tokens_folder,
+    short_key,
 )
 from expert.data.tokens.tokenise import TokeniseJob
 from expert.manifest.reader import ReadManifest
@@ -453,4 +453,4 @@ def recipe_of(line: DataPipeline, source: Source) -> tuple[Recipe, Path]:
         checks=checks.model_dump_json() if checks and not elsewhere else "",
         max_samples=source.max_samples,
     )
-    return recipe, line.cache / tokens_folder(recipe.key())
+    return recipe, line.cache / f"tokens-{short_key(recipe.key())}"

@@ -28,7 +28,6 @@ from expert.data.records import DataError, Row
 from expert.data.tokens.documents import DocumentStore, FlatDocuments
 from expert.data.tokens.prepare import FREE_SPACE_FIX, PREPARED_DATA, Prepared
 from expert.data.tokens.row_keys import RowKeys
-from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.choose.sequences import Packing
 from expert.planning.decisions import Remark
 from expert.planning.run_plan import RunPlan
@@ -42,14 +41,6 @@ Documents = NDArray[np.integer[Any]]
 
 class NothingToPrepare(ExpertError):
     """There is nothing to prepare because rows are tokenised while training."""
-
-
-def refuse_streaming(spec: DatasetSpec) -> None:
-    if spec.streaming:
-        raise NothingToPrepare(
-            "training.dataset.streaming is true: its rows are tokenised while training, there is "
-            "nothing to prepare  (set streaming: false to prepare them once)"
-        )
 
 
 def disk_space_for(pipeline: DataPipeline) -> AbstractContextManager[None]:

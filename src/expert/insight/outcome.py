@@ -51,7 +51,8 @@ def judge_learning(found: Evidence) -> Outcome:
     lines = {number(line.event, "step") or 0.0: line.event for line in found.anatomy.lines}
     known = (number(lines[step], "loss") for step in sorted(lines))
     trained = [value for value in known if value is not None]
-    held_out = held_out_losses(found)
+    evaluated = [(event["step"], number(event, "loss")) for event in found.run.evals]
+    held_out = [(step, value) for step, value in evaluated if value is not None]
     fifths: list[float] = []
     """Means of five equal parts of the run; none if there are too few lines."""
     if len(trained) >= LINES_TO_JUDGE:
@@ -104,12 +105,6 @@ def judge_learning(found: Evidence) -> Outcome:
         text += f" The validation loss ({loss(new)}) is far above the training loss "
         text += f"({loss(old)}): much of it is memorised."
     return Outcome(kind="learning", sentence=text)
-
-
-def held_out_losses(found: Evidence) -> list[tuple[int, float]]:
-    """Step and loss of the validations in order."""
-    known = [(event["step"], number(event, "loss")) for event in found.run.evals]
-    return [(step, value) for step, value in known if value is not None]
 
 
 def _overfitted(found: Evidence, held_out: list[tuple[int, float]], training: str) -> Outcome:

@@ -26,10 +26,6 @@ JUDGE = "judge"
 SHOWN_FAULTS = 3
 
 
-class JudgeError(ExpertError):
-    """A judge command that cannot be started."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class JudgeCommand:
     """The command, and its time limit for all cases together."""
@@ -40,13 +36,13 @@ class JudgeCommand:
     """Score at which a case passes; the gate requires it as the mean."""
 
     def parts(self) -> list[str]:
-        """The program with its arguments; JudgeError if there is no such program."""
+        """The program with its arguments; ExpertError if there is no such program."""
         try:
             parts = shlex.split(self.command)
         except ValueError as error:
-            raise JudgeError(f"--judge-command {self.command}: cannot be read: {error}") from None
+            raise ExpertError(f"--judge-command {self.command}: cannot be read: {error}") from None
         if not parts or shutil.which(parts[0]) is None:
-            raise JudgeError(
+            raise ExpertError(
                 f"--judge-command {self.command}: there is no program "
                 f"{parts[0] if parts else ''!r}  (name one that can be run, such as 'python "
                 "judge.py')"

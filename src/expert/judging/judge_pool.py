@@ -101,7 +101,17 @@ class JudgeProcess:
             return unknown(f"the check of the case is not JSON: {error}")
         if size > MAX_CHARACTERS:
             return unknown(f"the case has {size:,} characters, more than {MAX_CHARACTERS:,}")
-        child = self._running()
+        if self._child is None or self._child.has_ended:
+            self.stop()
+            self._folder = tempfile.TemporaryDirectory(prefix="expert-judge-")
+            # -P: nothing is imported from the user's current folder.
+            self._child = Child(
+                [sys.executable, "-P", "-m", "expert.judging.judge_worker"],
+                cwd=Path(self._folder.name),
+                env={"HOME": self._folder.name},
+                clean=True,
+            )
+        child = self._child
         begun, ends_at = False, time.monotonic() + self._seconds
         child.ask(asked)  # if it has ended, the next line notices
         while message := child.next(ends_at):
@@ -124,16 +134,3 @@ class JudgeProcess:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
-
-    def _running(self) -> Child:
-        if self._child is None or self._child.has_ended:
-            self.stop()
-            self._folder = tempfile.TemporaryDirectory(prefix="expert-judge-")
-            # -P: nothing is imported from the user's current folder.
-            self._child = Child(
-                [sys.executable, "-P", "-m", "expert.judging.judge_worker"],
-                cwd=Path(self._folder.name),
-                env={"HOME": self._folder.name},
-                clean=True,
-            )
-        return self._child

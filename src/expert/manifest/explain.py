@@ -109,7 +109,15 @@ def _walk(node: Mapping[str, Any], path: str) -> Iterator[KeyHelp]:
         if "default" in about and not isinstance(about["default"], dict):
             default = json.dumps(about["default"], ensure_ascii=False)
         meaning = " ".join(str(about.get("description", "")).split())  # joins wrapped lines
-        yield KeyHelp(place, expected(about), default, meaning, tuple(_other_names(place)))
+        tables = {
+            CONFIG: aliases.CONFIG_ALIASES,
+            DATASET: aliases.DATASET_ALIASES,
+            SHAPE: aliases.SHAPE_ALIASES,
+        }
+        names = [name for name, home in tables.get(path, {}).items() if home == key != name]
+        names += [name for name, homes in SPECIAL_HOMES.items() if place in homes]
+        names += _WHOLE_SECTIONS.get(place, ())
+        yield KeyHelp(place, expected(about), default, meaning, tuple(names))
         for choice in map(resolve, about.get("anyOf", [about])):
             # The section under a key: directly, in a list, or under names the user chooses.
             extra = choice.get("additionalProperties")
@@ -118,19 +126,6 @@ def _walk(node: Mapping[str, Any], path: str) -> Iterator[KeyHelp]:
             for suffix, section in inner.items():
                 if "properties" in resolve(section):
                     yield from _walk(resolve(section), place + suffix)
-
-
-def _other_names(path: str) -> list[str]:
-    """The aliases of the key at a canonical path."""
-    section, _, key = path.rpartition(".")
-    tables = {
-        CONFIG: aliases.CONFIG_ALIASES,
-        DATASET: aliases.DATASET_ALIASES,
-        SHAPE: aliases.SHAPE_ALIASES,
-    }
-    names = [name for name, home in tables.get(section, {}).items() if home == key != name]
-    names += [name for name, homes in SPECIAL_HOMES.items() if path in homes]
-    return [*names, *_WHOLE_SECTIONS.get(path, ())]
 
 
 def _of_another_trainer(wanted: str, name: str) -> list[KeyHelp]:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from expert.core.errors import ManifestError, Problem
 from expert.core.secrets import remember_secrets
 from expert.manifest.check.problems import schema_problems, unknown_keys
-from expert.manifest.check.rules import Findings, check_rules
+from expert.manifest.check.rules import RULES, Findings
 from expert.manifest.migrate.aliases import CONFIG
 from expert.manifest.migrate.layout import complete_layout, migrate
 from expert.manifest.migrate.overrides import apply_overrides
@@ -82,7 +82,10 @@ def interpret_document(
     notices += kept
     manifest, violations = _validate(root, {problem.path for problem in problems})
     problems += violations
-    findings = check_rules(manifest, root) if manifest is not None else Findings(root)
+    findings = Findings(root)
+    if manifest is not None:
+        for rule in RULES:
+            rule(manifest, findings)
     problems += [problem for problem in findings.problems if not _caused_by(problem, problems)]
     if "no rows" in work.seen:  # already reported
         problems = [p for p in problems if p.path not in ("training", "training.dataset")]

@@ -153,7 +153,19 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
     layers = linear_layers(model)
     feedforward = checked_targets(plan.feedforward_modules, layers, "feedforward_modules")
     targets = sorted({*_targets(model, plan, layers), *feedforward})
-    fan_in_fan_out = _are_conv1d(targets, layers, plan.type)
+    kinds = {
+        isinstance(layer, nn.Linear)
+        for name, layer in layers.items()
+        if any(_ends(name, target) for target in targets)
+    }
+    if len(kinds) > 1:
+        what = "the targets mix two kinds of linear layers; one adapter cannot cover both"
+        raise ModelError(_TARGETS, what, "name layers of one kind")
+    fan_in_fan_out = kinds == {False}  # weights are stored as [in, out], as in GPT-2
+    if fan_in_fan_out and not ADAPTERS[plan.type].transposed:
+        what = f"{plan.type} does not support transposed weights such as GPT-2's"
+        able = [name for name, adapter in ADAPTERS.items() if adapter.transposed]
+        raise ModelError("training.config.adapter_type", what, f"use {_listed(able)}")
     common: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": targets}
     rank, alpha = plan.rank or 0, plan.alpha or 0.0
     if plan.type == "ia3":
@@ -243,24 +255,6 @@ def _ends(name: str, target: str) -> bool:
 
 def _last(name: str) -> str:
     return name.rsplit(".", 1)[-1]
-
-
-def _are_conv1d(targets: list[str], layers: dict[str, nn.Module], kind: str) -> bool:
-    """Whether the targets store weights as [in, out], like GPT-2."""
-    kinds = {
-        isinstance(layer, nn.Linear)
-        for name, layer in layers.items()
-        if any(_ends(name, target) for target in targets)
-    }
-    if len(kinds) > 1:
-        what = "the targets mix two kinds of linear layers; one adapter cannot cover both"
-        raise ModelError(_TARGETS, what, "name layers of one kind")
-    transposed = kinds == {False}
-    if transposed and not ADAPTERS[kind].transposed:
-        what = f"{kind} does not support transposed weights such as GPT-2's"
-        able = [name for name, adapter in ADAPTERS.items() if adapter.transposed]
-        raise ModelError("training.config.adapter_type", what, f"use {_listed(able)}")
-    return transposed
 
 
 class AdaLoraRanks:

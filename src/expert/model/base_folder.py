@@ -66,7 +66,11 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
     config = read_config(folder)
     check_model_files(folder)
     check_text_only(config, folder / "config.json")
-    _refuse_other_quantisation(config, folder)
+    if own := config.get("quantization_config"):
+        # Layers quantised by other tools do not merge or train like ours.
+        method = own.get("quant_method", "unknown") if isinstance(own, dict) else "unknown"
+        what = f"its weights are quantised already ({method})"
+        raise ModelError(str(folder), what, "name the model they were made from, and quantization")
     if not any(folder.glob("*.safetensors")):
         pickled = [path.name for path in sorted(folder.glob("*.bin"))]
         what = "it contains no weights"
@@ -166,15 +170,6 @@ def fetched(model: ModelPlan) -> Path:
 def first_line(error: BaseException) -> str:
     """The first line of an error message, or the error's class if it is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _refuse_other_quantisation(config: dict[str, Any], folder: Path) -> None:
-    """Refuse weights quantised by other tools: these layers do not merge or train like ours."""
-    own = config.get("quantization_config")
-    if own:
-        method = own.get("quant_method", "unknown") if isinstance(own, dict) else "unknown"
-        what = f"its weights are quantised already ({method})"
-        raise ModelError(str(folder), what, "name the model they were made from, and quantization")
 
 
 TOKENIZER_FILES = (

@@ -62,11 +62,6 @@ def loss_kernel_failure(device: torch.device) -> str:
     return kernel_failure(losses_are_right, "its losses are wrong")
 
 
-def default_chunk(vocabulary: int, device: torch.device) -> int:
-    """Rows of logits per chunk; on a GPU, as many as the plan's memory estimate assumes."""
-    return loss_chunk_rows(vocabulary) if device.type == "cuda" else 1024
-
-
 def summed_loss(
     hidden: Tensor,
     head: Tensor,
@@ -91,7 +86,9 @@ def summed_loss(
     hidden, labels = hidden.to(dtype), labels.reshape(-1)
     if not fused:
         logits = F.linear(hidden, head.to(dtype), None if bias is None else bias.to(dtype))
-        wide = _ruled(logits.to(_wide(dtype)), rules)
+        wide = logits.to(_wide(dtype))
+        wide = wide if scale == 1.0 else wide * scale
+        wide = wide if softcap is None else softcap * torch.tanh(wide / softcap)
         return F.cross_entropy(wide, labels.long(), ignore_index=NO_LABEL, reduction="sum")
     chunks = _Chunks(labels, target_places, targets, _chunk_rows(chunk, hidden, head))
     training = torch.is_grad_enabled()
@@ -301,17 +298,13 @@ def _chunk_losses(
 def _chunk_rows(chunk: int | None, hidden: Tensor, head: Tensor) -> int:
     """The rows of a chunk: at most the number of positions, rounded up to 8 for tensor cores."""
     places = -(-hidden.shape[0] // 8) * 8
-    return min(chunk or default_chunk(head.shape[0], hidden.device), places)
+    # On a GPU, as many as the plan's memory estimate assumes.
+    usual = loss_chunk_rows(head.shape[0]) if hidden.is_cuda else 1024
+    return min(chunk or usual, places)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-def _ruled(logits: Tensor, rules: HeadRules) -> Tensor:
-    if rules.scale != 1.0:
-        logits = logits * rules.scale
-    return logits if rules.softcap is None else rules.softcap * torch.tanh(logits / rules.softcap)
 
 
 def _logits_into(logits: Tensor, rows: Tensor, head: Tensor, bias: Tensor | None) -> None:

@@ -91,17 +91,15 @@ def prepare_quantised_layers(model: nn.Module, quantization: str) -> None:
             # On a CPU with AVX512-BF16 the layer would repack its weight during evaluation into a
             # form without gradients, and training would continue with that.
             layer.support_avx512bf16_for_cpu = False
-            _refuse_uneven_rows(name, layer)
+            # bitsandbytes 0.50 dequantises NF4 wrongly on a CPU if rows are not whole blocks: the
+            # error of a 32 x 32 matrix is 20 to 37 % of its standard deviation instead of 9 %.
+            if layer.weight.device.type == "cpu" and layer.in_features % _BLOCK:
+                what = f"int4 on a CPU needs rows of whole {_BLOCK}s; {name} has rows of"
+                raise ModelError(
+                    _WHERE, f"{what} {layer.in_features}", "use int8, or quantization: none"
+                )
         elif isinstance(layer, bnb.nn.Linear8bitLt):
             model.set_submodule(name, _weight_only(layer))
-
-
-def _refuse_uneven_rows(name: str, layer: Any) -> None:
-    """bitsandbytes 0.50 dequantises NF4 wrongly on a CPU if rows are not whole blocks: the error of
-    a 32 x 32 matrix is 20 to 37 % of its standard deviation instead of 9 %."""
-    if layer.weight.device.type == "cpu" and layer.in_features % _BLOCK:
-        what = f"int4 on a CPU needs rows of whole {_BLOCK}s; {name} has rows of"
-        raise ModelError(_WHERE, f"{what} {layer.in_features}", "use int8, or quantization: none")
 
 
 # Custom operators, opaque to torch.compile: otherwise it would save every dequantised weight from

@@ -32,27 +32,29 @@ def save_trained(loaded: LoadedModel, folder: Path) -> None:
     if loaded.adapter.type in ADAPTERS:
         _save_adapter(loaded, folder)
     elif loaded.adapter.type == "full":
-        _save_whole(loaded, folder)
+        # Save with transformers. Only the special tokens of the generation settings are kept: many
+        # bases set a temperature without sampling, which transformers refuses to save.
+        transformers: Any = importlib.import_module("transformers")
+        model = loaded.causal_lm
+        original = model.generation_config
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        special_tokens = {name: getattr(original, name, None) for name in names}
+        model.generation_config = transformers.GenerationConfig(**special_tokens)
+        try:
+            with without_progress_bar():
+                model.save_pretrained(folder, state_dict=_detached(loaded.weights))
+        finally:
+            model.generation_config = original
     if loaded.soft_prompts is not None:
-        _save_prompts(loaded, folder)
+        prompts = loaded.soft_prompts
+        base, revision = base_reference(loaded.plan)
+        alone = loaded.adapter.type == "none" and len(prompts.names) == 1
+        for name, prompt in zip(prompts.names, prompts.prompts, strict=True):
+            target = folder if alone else folder / "soft_prompts" / name
+            config = loaded.causal_lm.config
+            save_soft_prompt(prompt, target, base=base, revision=revision, config=config)
     if loaded.folder is not None:
         copy_tokenizer(loaded.folder, folder)
-
-
-def _save_whole(loaded: LoadedModel, folder: Path) -> None:
-    """Save with transformers. Only the special tokens of the generation settings are kept: many
-    bases set a temperature without sampling, which transformers refuses to save."""
-    transformers: Any = importlib.import_module("transformers")
-    model = loaded.causal_lm
-    original = model.generation_config
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    special_tokens = {name: getattr(original, name, None) for name in names}
-    model.generation_config = transformers.GenerationConfig(**special_tokens)
-    try:
-        with without_progress_bar():
-            model.save_pretrained(folder, state_dict=_detached(loaded.weights))
-    finally:
-        model.generation_config = original
 
 
 def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
@@ -110,17 +112,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value)
     return str(value)
-
-
-def _save_prompts(loaded: LoadedModel, folder: Path) -> None:
-    prompts = loaded.soft_prompts
-    assert prompts is not None
-    base, revision = base_reference(loaded.plan)
-    alone = loaded.adapter.type == "none" and len(prompts.names) == 1
-    for name, prompt in zip(prompts.names, prompts.prompts, strict=True):
-        target = folder if alone else folder / "soft_prompts" / name
-        config = loaded.causal_lm.config
-        save_soft_prompt(prompt, target, base=base, revision=revision, config=config)
 
 
 def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -279,10 +279,6 @@ class RunPlan(Slice):
         decisions = [changed.pop(decision.path, decision) for decision in self.decisions]
         return RunPlan.model_validate({**tree, "decisions": [*decisions, *changed.values()]})
 
-    def source_of(self, path: str) -> str:
-        """Where a value of the plan comes from."""
-        return next((each.source for each in self.decisions if each.path == path), "machine")
-
     @property
     def soft_tokens(self) -> int:
         """Positions that soft prompts take before every row."""

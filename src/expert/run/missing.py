@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from expert.core.errors import ExpertError, Problem
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import detect_source_columns
-from expert.data.read.sources import find_source, iterate
+from expert.data.read.sources import SourceFinder, iterate
 from expert.data.records import DataError
 from expert.manifest.check.rules import read_paths
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
@@ -75,7 +75,7 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
             continue
         split = _SPLITS.get(path.rpartition(".")[2], "train")
         try:
-            source = find_source(value, split, spec, read.folder)
+            source = SourceFinder(spec, read.folder).find(value, split)
             if of_characters or source.kind in ("hub", "corpus"):
                 continue
             # For plain text one character shows the columns as well as all of it. If there are no

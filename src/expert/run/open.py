@@ -223,7 +223,11 @@ def prepare(
     from expert.data.pipeline import open_pipeline
 
     read = as_read(manifest, overrides)
-    splits.refuse_streaming(read.manifest.training.dataset)
+    if read.manifest.training.dataset.streaming:
+        raise splits.NothingToPrepare(
+            "training.dataset.streaming is true: its rows are tokenised while training, there is "
+            "nothing to prepare  (set streaming: false to prepare them once)"
+        )
     opened = open_run(read, data="unread", model=model)
     line = open_pipeline(opened.plan, read, opened.named, tell=tell)
     with splits.disk_space_for(line):

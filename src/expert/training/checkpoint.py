@@ -197,7 +197,12 @@ def _write_group(path: Path, named: Mapping[str, torch.Tensor]) -> None:
     used: set[int] = set()
     for name, tensor in named.items():
         if name not in shared:
-            stored[name] = _own_copy(tensor, used)
+            # A CPU copy that shares no memory with previous ones, as safetensors requires.
+            copy = tensor.detach().to("cpu").contiguous()
+            if copy.untyped_storage().data_ptr() in used:
+                copy = copy.clone()
+            used.add(copy.untyped_storage().data_ptr())
+            stored[name] = copy
     # Only one key: safetensors writes several in an order that changes between calls.
     save_file(stored, path, metadata={"shared": json.dumps(shared)})
 
@@ -222,15 +227,6 @@ def _names_to_keep(named: Mapping[str, torch.Tensor]) -> dict[str, str]:
         view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         keep[name] = first.setdefault(view if tensor.numel() else name, name)
     return keep
-
-
-def _own_copy(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
-    """A CPU copy that shares no memory with previous ones, as safetensors requires."""
-    copy = tensor.detach().to("cpu").contiguous()
-    if copy.untyped_storage().data_ptr() in used:
-        copy = copy.clone()
-    used.add(copy.untyped_storage().data_ptr())
-    return copy
 
 
 def _group_file(group: str) -> str:

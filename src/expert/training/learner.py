@@ -20,7 +20,6 @@ from expert.training.optim import (
     clip,
     load_optimizer_tensors,
     optimizer_tensors,
-    set_rate,
     step_if_finite,
 )
 
@@ -100,7 +99,8 @@ class OptimizerLearner:
                 partial(self._step, max_norm=max_norm), rate, self._losses, gradients
             )
         else:
-            set_rate(self._optimizer, rate)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate * group["rate_factor"]  # a host number: nothing synchronises
             norm, applied = self._step(self._losses, max_norm=max_norm)
         return StepResult(grad_norm=norm, applied=applied)
 

@@ -155,8 +155,16 @@ def train(
                 run.recorder.report_remaining()
             state, ending = evaluate_and_save(state, work, plan, run, asked=asked)
             run.reached(state)
-    if ending is None:
-        state, ending = end_of_data(state, plan, run)
+    if ending is None:  # no steps are left
+        ending = judge_pending(state, plan, run)
+        if ending is None and state.done != plan.total_steps:
+            # The last step was not known to be the last: do its work now.
+            run.recorder.report_remaining()
+            missing = plan.evaluates and state.evaluated != state.done
+            last = state.epoch + 1 if plan.steps_per_epoch is None else None
+            work = Due(evaluate=missing, save=True, epoch=last, last=True)
+            state, ending = evaluate_and_save(state, work, plan, run)
+        ending = ending or Ending(finished=True)
     if ending.finished or ending.exit_code is not None:
         run.recorder.report_remaining()  # after saving: a resumed run reports the whole line
     return state, ending
@@ -210,18 +218,6 @@ def end_epoch(
         epoch=epoch,
     )
     return evaluate_and_save(state, work, plan, run)
-
-
-def end_of_data(state: TrainState, plan: LoopPlan, run: TrainingRun) -> tuple[TrainState, Ending]:
-    """No steps are left. If the last one was not known to be the last, do its work now."""
-    ending = judge_pending(state, plan, run)
-    if ending is None and state.done != plan.total_steps:
-        run.recorder.report_remaining()
-        missing = plan.evaluates and state.evaluated != state.done
-        epoch = state.epoch + 1 if plan.steps_per_epoch is None else None
-        work = Due(evaluate=missing, save=True, epoch=epoch, last=True)
-        state, ending = evaluate_and_save(state, work, plan, run)
-    return state, ending or Ending(finished=True)
 
 
 def judge_pending(state: TrainState, plan: LoopPlan, run: TrainingRun) -> Ending | None:

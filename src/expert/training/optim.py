@@ -128,12 +128,6 @@ def has_weight_decay(name: str, parameter: Tensor) -> bool:
     return is_matrix and not _EMBEDDING.search(name)
 
 
-def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the learning rate of all groups; a host number, so nothing synchronises."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group["rate_factor"]
-
-
 def clip(
     parameters: Iterable[Tensor], max_norm: float, total: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from expert.core.errors import ExpertError
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
 from expert.data.inspect import check_rows as job
 from expert.data.inspect.audit import SAME
 from expert.data.inspect.check_rows import DatasetReport
-from expert.data.inspect.shown_rows import RowNotFound, RowsToShow, ShownRow
+from expert.data.inspect.shown_rows import RowsToShow, ShownRow
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.datasets.find import (
@@ -496,9 +497,9 @@ def test_rows_are_found_as_messages_name_them(tmp_path):
     assert "Count to 3." in "".join(one.text for one in third.segments)
     assert bad.left_out.startswith("a bad row: ")
     assert (test.split, test.place) == ("test", f"{tmp_path / 'test.jsonl'}:2")
-    with pytest.raises(RowNotFound, match=r"--row 77: there is no such row\n.*--row test.jsonl:9"):
+    with pytest.raises(ExpertError, match=r"--row 77: there is no such row\n.*--row test.jsonl:9"):
         shown(file, RowsToShow(lines=("77", "test.jsonl:9")))
-    with pytest.raises(RowNotFound, match="--row seven: not a row"):
+    with pytest.raises(ExpertError, match="--row seven: not a row"):
         shown(file, RowsToShow(lines=("seven",)))
 
 

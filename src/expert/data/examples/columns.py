@@ -192,7 +192,15 @@ def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Colum
     if found is None:
         raise _no_columns_error(seen, known, requested)
     if spec.preference_rows == PAIRS or (spec.preference_rows == JUDGED and not label):
-        found = replace(found, rejected=_rejected(seen, requested, found))
+        rejected = requested.get("rejected") or "".join(pair_in(seen)[1:])
+        if not rejected or found.kind == "text":
+            pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
+            raise DataError(
+                f"no two columns hold a preferred and a rejected answer (looked for {pairs}); "
+                f"{columns_found(seen.names)}  (name them: {_MAPPING}.response and "
+                f"{_MAPPING}.rejected; or train on single answers: training.config.method: sft)"
+            )
+        found = replace(found, rejected=rejected)
     found = replace(found, label=label, judged=spec.preference_rows == JUDGED)
     if found.kind == "text" and "text" not in requested and {"role", "parent_id"} <= known.keys():
         raise DataError(
@@ -239,7 +247,7 @@ def detect_source_columns(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
 def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) -> str:
     """For preference pairs, set the response in `requested` to the preferred answers; for labelled
     answers, return the label column. DataError unless the manifest wants the preferred half."""
-    known, pair = _by_lower_name(seen.names), _pair_in(seen)
+    known, pair = _by_lower_name(seen.names), pair_in(seen)
     if pair and "response" not in requested:
         chosen, rejected = pair
         if rows not in (PREFERRED, PAIRS, JUDGED):
@@ -275,29 +283,11 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
     return label
 
 
-def holds_pairs(seen: ColumnSurvey) -> bool:
-    """Whether two columns hold preferred and rejected answers, by their names."""
-    return bool(_pair_in(seen))
-
-
-def _pair_in(seen: ColumnSurvey) -> tuple[str, ...]:
-    """The columns of preferred and rejected answers; () if there are none."""
+def pair_in(seen: ColumnSurvey) -> tuple[str, ...]:
+    """The columns of preferred and rejected answers, by their names; () if there are none."""
     known = _by_lower_name(seen.names)
     names = next((pair for pair in _PAIRS if known.keys() >= {*pair}), ())
     return tuple(known[name] for name in names)
-
-
-def _rejected(seen: ColumnSurvey, requested: Mapping[str, str], found: Columns) -> str:
-    """The column of the rejected answers."""
-    column = requested.get("rejected") or "".join(_pair_in(seen)[1:])
-    if not column or found.kind == "text":
-        pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
-        raise DataError(
-            f"no two columns hold a preferred and a rejected answer (looked for {pairs}); "
-            f"{columns_found(seen.names)}  (name them: {_MAPPING}.response and {_MAPPING}.rejected;"
-            " or train on single answers: training.config.method: sft)"
-        )
-    return column
 
 
 def _messages_columns(seen: ColumnSurvey, requested: Mapping[str, str]) -> Columns | None:

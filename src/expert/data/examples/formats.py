@@ -113,7 +113,27 @@ def _exchange(values: Values, columns: Columns) -> Example:
     asked = _messages_in(values.get(columns.instruction))
     answered = _messages_in(values.get(columns.response))
     if asked is None and answered is None:
-        return _exchange_of_texts(values, columns)
+        # A request with its input, and the answer to it.
+        answer = _required_text(values, columns.response, columns)
+        _refuse_empty(answer, columns.response, "the answer is empty")
+        request = _required_text(values, columns.instruction, columns)
+        material = _optional_text(values, columns.input, columns)
+        if material and (not request or request.isspace()):
+            request = material
+        elif material:
+            name = columns.input.lower()
+            label = "Context" if "context" in name else "Input"
+            if "CREATE TABLE" in material or "schema" in name:
+                label = "Schema"
+            request = f"{request}\n\n{label}:\n{material}"
+        _refuse_empty(request, columns.instruction, "the request is empty")
+        system = _optional_text(values, columns.system, columns)
+        offered = _offered(values, columns)
+        turns = [Turn("user", request), Turn("assistant", answer)]
+        said = values.get(columns.history) if columns.history else None
+        if offered or said:
+            return conversation([*_history(said or [], columns.history), *turns], system, offered)
+        return Example((Turn("system", system), *turns) if system else tuple(turns))
     before = _turns_or_text(values, columns.instruction, "user", asked, columns)
     after = _turns_or_text(values, columns.response, "assistant", answered, columns)
     if after[-1].role != "assistant":
@@ -127,30 +147,6 @@ def _exchange(values: Values, columns: Columns) -> Example:
     return conversation(
         turns, _optional_text(values, columns.system, columns), _offered(values, columns)
     )
-
-
-def _exchange_of_texts(values: Values, columns: Columns) -> Example:
-    """A request with its input, and the answer to it."""
-    answer = _required_text(values, columns.response, columns)
-    _refuse_empty(answer, columns.response, "the answer is empty")
-    request = _required_text(values, columns.instruction, columns)
-    material = _optional_text(values, columns.input, columns)
-    if material and (not request or request.isspace()):
-        request = material
-    elif material:
-        name = columns.input.lower()
-        label = "Context" if "context" in name else "Input"
-        if "CREATE TABLE" in material or "schema" in name:
-            label = "Schema"
-        request = f"{request}\n\n{label}:\n{material}"
-    _refuse_empty(request, columns.instruction, "the request is empty")
-    system = _optional_text(values, columns.system, columns)
-    offered = _offered(values, columns)
-    turns = [Turn("user", request), Turn("assistant", answer)]
-    said = values.get(columns.history) if columns.history else None
-    if offered or said:
-        return conversation([*_history(said or [], columns.history), *turns], system, offered)
-    return Example((Turn("system", system), *turns) if system else tuple(turns))
 
 
 def _offered(values: Values, columns: Columns) -> str:
@@ -225,10 +221,16 @@ def _conversation(values: Values, columns: Columns) -> Example:
     if isinstance(value, Mapping) and is_messages(value.get("messages")):
         tools = value.get("tools") if tools is None else tools
         value = value["messages"]
+    turns: list[Turn] | None = None
     if isinstance(value, str):
-        turns = _turns_in_text(value, columns)
-    else:
-        turns = turns_in(value, column) if isinstance(value, list | tuple) else None
+        messages = decoded_messages(value)
+        if messages is not None:
+            turns = turns_in(messages, column)
+        else:  # a transcript; other text is a request if the answer has its own column
+            turns = _marked_turns(value) or _transcript_turns(value)
+            turns = turns or ([Turn("user", value)] if columns.response else None)
+    elif isinstance(value, list | tuple):
+        turns = turns_in(value, column)
     if turns is None:
         raise _wrong_value(values, column, "messages")
     if columns.response:
@@ -238,16 +240,6 @@ def _conversation(values: Values, columns: Columns) -> Example:
         turns = _join_turns(turns, after, column, columns.response)
     offered = tools_of(tools, columns.tools or column) if tools is not None else ""
     return conversation(turns, _optional_text(values, columns.system, columns), offered)
-
-
-def _turns_in_text(text: str, columns: Columns) -> list[Turn] | None:
-    """The turns of messages as JSON text, or of a transcript; None for other text. It is a request
-    if the answer has its own column."""
-    messages = decoded_messages(text)
-    if messages is not None:
-        return turns_in(messages, columns.messages)
-    marked = _marked_turns(text) or _transcript_turns(text)
-    return marked or ([Turn("user", text)] if columns.response else None)
 
 
 def _plain_text(values: Values, columns: Columns) -> Example:

@@ -236,7 +236,25 @@ def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Ex
         merged.insert(0, Turn("system", system))
     before = Turn("system", "")
     for number, turn in enumerate(merged, 1):
-        _check_turn(turn, before, number)
+        if turn.role == "system":
+            if number > 1:
+                raise RowError(f"turn {number}: a system turn that is not the first")
+        elif turn.role == "tool":
+            if before.role != "tool" and not (before.role == "assistant" and before.extra):
+                raise RowError(
+                    f"turn {number}: a tool result without a call before it  (write the call as "
+                    "tool_calls; where the answer has it in its text, give the result the role "
+                    "user)"
+                )
+        elif (not turn.text or turn.text.isspace()) and not turn.extra:
+            raise RowError(f"turn {number} ({turn.role}) is empty")
+        elif turn.role == "assistant" and before.role == "assistant":
+            raise RowError(f"turn {number}: two answers in a row")
+        elif turn.role == "assistant" and before.role == "system":
+            raise RowError(
+                f"turn {number}: an answer without a user turn before it  (remove it, or add the "
+                "request)"
+            )
         before = turn
     answers = [turn.learn for turn in merged if turn.role == "assistant"]
     if not answers:
@@ -244,27 +262,6 @@ def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Ex
     if not any(answers):
         raise RowError("no assistant turn is trained on: weight 0 or train: false in every one")
     return Example(tuple(merged), tools=tools)
-
-
-def _check_turn(turn: Turn, before: Turn, number: int) -> None:
-    if turn.role == "system":
-        if number > 1:
-            raise RowError(f"turn {number}: a system turn that is not the first")
-    elif turn.role == "tool":
-        if before.role != "tool" and not (before.role == "assistant" and before.extra):
-            raise RowError(
-                f"turn {number}: a tool result without a call before it  (write the call as "
-                "tool_calls; where the answer has it in its text, give the result the role user)"
-            )
-    elif (not turn.text or turn.text.isspace()) and not turn.extra:
-        raise RowError(f"turn {number} ({turn.role}) is empty")
-    elif turn.role == "assistant" and before.role == "assistant":
-        raise RowError(f"turn {number}: two answers in a row")
-    elif turn.role == "assistant" and before.role == "system":
-        raise RowError(
-            f"turn {number}: an answer without a user turn before it  (remove it, or add the "
-            "request)"
-        )
 
 
 def describe_type(value: Any) -> str:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,10 +88,6 @@ class DataOrder:
     def steps_per_epoch(self) -> int:
         """Steps in which every bin is seen once; the last one may be smaller."""
         return math.ceil(self.count / self.bins_per_step)
-
-    def steps_in(self, epochs: float) -> int:
-        """Steps in this many epochs, rounded up; 1.1 epochs of 50 steps are 55."""
-        return math.ceil(Fraction(str(epochs)) * self.steps_per_epoch)
 
     def step(self, done: int) -> StepBins:
         """The step that follows after `done` steps."""

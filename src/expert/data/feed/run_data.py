@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,12 +92,6 @@ def run_data(pipeline: DataPipeline, made: PreparedData | None) -> RunData:
     )
 
 
-def largest_ids(data: RunData) -> list[int | None]:
-    """The largest token of each prepared folder, if known."""
-    folders = [prepared for split in data.splits() for prepared in split.folders]
-    return [prepared.statistics.largest_id for prepared in folders]
-
-
 def training_feed(
     plan: RunPlan,
     data: RunData,
@@ -119,7 +113,8 @@ def training_feed(
     widths: tuple[int, ...] = ()
     if data.stream is not None:
         stream = data.stream
-        shape = stream.batch_shape(rows, plan.data.max_seq_length)
+        documents = rows * (stream.boundaries_per_bin + 1)
+        shape = BatchShape(rows, plan.data.max_seq_length, documents)
         batches, whole_rows = stream.batches_per_step(rows, world), stream.whole_rows
         works = stream.works(
             done=done,
@@ -195,18 +190,12 @@ def has_whole_rows(split: PreparedSplit) -> bool:
     return bool(np.diff(split.index.bin_offsets).max(initial=0) <= 1)
 
 
-class EvaluationShape(NamedTuple):
-    """The shape of all evaluation batches of a run."""
-
-    batch: BatchShape
-    whole_rows: bool
-
-
 def evaluation_shape(
     plan: RunPlan, splits: Sequence[PreparedSplit], *, rows: int, world: World = SINGLE_PROCESS
-) -> EvaluationShape | None:
-    """A shape for the batches of all these splits, so that blocks are compiled once; None if each
-    split has its own shape, which is faster without compilation. Limited to the size of the first
+) -> tuple[BatchShape, bool] | None:
+    """A shape for the batches of all these splits, so that blocks are compiled once, and whether
+    all their sequences are whole rows; None if each split has its own shape, which is faster
+    without compilation. Limited to the size of the first
     split, so that it is not padded to a large batch."""
     if not plan.kernels.compile or plan.is_padded or len(splits) < 2:
         return None
@@ -217,8 +206,7 @@ def evaluation_shape(
         name: max(getattr(shape, name) for shape in shapes)
         for name in ("length", "max_documents", "answers")
     }
-    shape = BatchShape(rows, branches=branches, **most)
-    return EvaluationShape(shape, all(map(has_whole_rows, splits)))
+    return BatchShape(rows, branches=branches, **most), all(map(has_whole_rows, splits))
 
 
 def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
@@ -246,14 +234,14 @@ def split_batches(
     rows: int,
     device: torch.device,
     world: World = SINGLE_PROCESS,
-    shape: EvaluationShape | None = None,
+    shape: tuple[BatchShape, bool] | None = None,
     bins: NDArray[np.int64] | None = None,
 ) -> Iterator[Iterator[Batch]]:
     """All batches of a split once, for one rank; longest first if their width varies. `bins`: only
     these sequences, in this order."""
     index, store = split.index, split.open()
     # A small split is not padded to a large batch.
-    rows = shape.batch.rows if shape else min(rows, -(-index.bins // world.size))
+    rows = shape[0].rows if shape else min(rows, -(-index.bins // world.size))
     bins = evaluation_order(plan, index) if bins is None else bins
     if plan.is_padded:
         yield (padded_rows(index, some, store, device) for some in rank_batches(bins, rows, world))
@@ -265,13 +253,11 @@ def split_batches(
     )
     feed = PackedFeed(
         works,
-        shape.batch
-        if shape
-        else BatchShape.for_index(index, rows, branches=plan.objective.branches),
+        shape[0] if shape else BatchShape.for_index(index, rows, branches=plan.objective.branches),
         batches_per_step=1,
         device=device,
         soft=index.soft_tokens > 0,
-        whole_rows=shape.whole_rows if shape else has_whole_rows(split),
+        whole_rows=shape[1] if shape else has_whole_rows(split),
         pin=plan.loader.pin_memory,
         trim=plan.data.trim,
         flat=plan.data.flat,

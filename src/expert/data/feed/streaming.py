@@ -18,7 +18,6 @@ import numpy as np
 
 from expert.core.text import counted
 from expert.core.world import World
-from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import StepWork
 from expert.data.feed.order import ShufflePurpose, StepBins, shuffled
 from expert.data.pack.pack import bins_per_step
@@ -91,9 +90,6 @@ class Stream:
         self.whole_rows = pieces == 1 and index.rule == "none"
         self.boundaries_per_bin = 1 if self.whole_rows else int(pieces * SPARE_BOUNDARIES) + 1
         self.bins_per_step = bins_per_step(index, self.examples_per_update)
-
-    def batch_shape(self, rows: int, length: int) -> BatchShape:
-        return BatchShape(rows, length, rows * (self.boundaries_per_bin + 1))
 
     def batches_per_step(self, rows: int, world: World) -> int:
         """Room for the largest step: windows are divided evenly, so steps may exceed the

@@ -42,10 +42,6 @@ MIN_SHOWN_TOKENS = 24
 _REPLACEMENT_CHARACTER = "\ufffd"
 
 
-class RowNotFound(ExpertError):
-    """A requested row that is not in the files."""
-
-
 @dataclass(frozen=True)
 class RowsToShow:
     """How many rows to show, and at which lines (`17` or `train.jsonl:17`)."""
@@ -144,7 +140,7 @@ class RowPicker:
         if missing:
             where = "a bare number is a line of the training files; FILE:LINE one of any file"
             absent = [f"--row {text}: there is no such row" for text in missing]
-            raise RowNotFound("\n".join([*absent, f"  ({where})"]))
+            raise ExpertError("\n".join([*absent, f"  ({where})"]))
         wanted = [(*pair, ASKED) for _, pairs in sorted(self._found.items()) for pair in pairs]
         # The longest row, the first and random ones, up to the count asked for.
         chosen: dict[int, tuple[str, _Candidate, str]] = {}
@@ -169,7 +165,7 @@ def _line_named(text: str) -> tuple[str, int]:
     file, _, line = text.rpartition(":")
     line = line.strip().removeprefix("row").strip()
     if not line.isdecimal() or not int(line):
-        raise RowNotFound(
+        raise ExpertError(
             f"--row {text}: not a row  (give its line, as 17, or file and line, as train.jsonl:17)"
         )
     return file.strip(), int(line)
@@ -190,7 +186,15 @@ def show_row(
         bad = "a bad row: " if isinstance(made, BadRow) else ""
         return ShownRow(place, split, because, left_out=f"{bad}{made.reason}")
     store = FlatDocuments([shard_of(line.encoder.encode([made]))])
-    index = _index(line, store, split)
+    # How the run would pack this row alone.
+    plan = line.plan
+    rows = rows_to_pack(plan, store, np.arange(1), is_text=line.is_text)
+    length = plan.data.max_seq_length
+    if line.is_text and plan.data.packing == "concat":
+        # Among other rows it is cut wherever a sequence ends; alone it is shown whole.
+        length = max(length, int(store.lengths[0]) + plan.soft_tokens)
+    packing = Packing(1, length, None)
+    index = packed(plan, split, rows, plan.optim.seed, packing, is_text=line.is_text)
     ids = np.array(store.tokens(0))
     answer, trained = np.zeros((2, len(ids)), np.bool_)
     """What is marked for training, and what is the label of the token before it."""
@@ -220,18 +224,6 @@ def show_row(
         special_tokens=dict(Counter(special[id] for id in ids.tolist() if id in special)),
         segments=_shown_segments(ids, trained, piece, line.encoder, most_tokens),
     )
-
-
-def _index(line: DataPipeline, store: FlatDocuments, split: str) -> PackIndex:
-    """How the run would pack this row alone."""
-    plan = line.plan
-    rows = rows_to_pack(plan, store, np.arange(1), is_text=line.is_text)
-    length = plan.data.max_seq_length
-    if line.is_text and plan.data.packing == "concat":
-        # Among other rows it is cut wherever a sequence ends; alone it is shown whole.
-        length = max(length, int(store.lengths[0]) + plan.soft_tokens)
-    packing = Packing(1, length, None)
-    return packed(plan, split, rows, plan.optim.seed, packing, is_text=line.is_text)
 
 
 def _left_out(line: DataPipeline, index: PackIndex, tokens: int, has_answer: bool) -> str:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.files import files_below, read_json
-from expert.data.read.rows import FORMATS, is_markdown, suffix_format
+from expert.data.read.rows import FORMATS, suffix_format
 from expert.data.read.streams import data_error
-from expert.manifest.schema.file_formats import WITHOUT_ROWS
+from expert.manifest.schema.file_formats import MARKDOWN, WITHOUT_ROWS
 from expert.manifest.text.document import FILE_NAMES, is_other_tools_file
 
 Split = Literal["train", "validation", "test"]
@@ -41,9 +41,12 @@ def _data_files(folder: Path, found: list[Path], format: str | None) -> list[Pat
         if path.name.lower() not in WITHOUT_ROWS and kind in wanted
     }
     others = set(formats.values()) - {"txt", "excel"}
-    described = (path for path, kind in formats.items() if is_markdown(path) or kind == "excel")
-    left_out = set(described) if others else set()
-    return [path for path in formats if path not in left_out]
+    left_out = {  # Markdown is read as text; next to other data it is usually documentation
+        path
+        for path, kind in formats.items()
+        if kind == "excel" or any(suffix.lower() in MARKDOWN for suffix in path.suffixes[-2:])
+    }
+    return [path for path in formats if not others or path not in left_out]
 
 
 def _visible_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:

@@ -17,7 +17,7 @@ from expert.data.read.json_rows import is_array, read_json, read_jsonl
 from expert.data.read.row_text import INVALID_UTF8, fault_in, undecodable
 from expert.data.read.streams import bad_row, data_error, open_text, refuse_other_encoding
 from expert.data.records import BadRow, Row
-from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS, MARKDOWN
+from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS
 
 FORMATS = tuple(ENDINGS)
 _SUFFIXES = {ending: name for name, endings in ENDINGS.items() for ending in endings}
@@ -100,11 +100,6 @@ def suffix_format(path: Path) -> str | None:
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
     return _SUFFIXES.get(suffixes[-1]) if suffixes else None
-
-
-def is_markdown(path: Path) -> bool:
-    """Markdown is read as text; next to other data it is usually documentation."""
-    return any(suffix.lower() in MARKDOWN for suffix in path.suffixes[-2:])
 
 
 def file_format(path: Path, format: str | None = None) -> str:

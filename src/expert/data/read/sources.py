@@ -22,6 +22,7 @@ from expert.manifest.check.problems import closest
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import COMPRESSED
+from expert.manifest.schema.types import parse_size
 from expert.planning.survey import local_path, looks_local
 
 SHOWN_BAD_ROWS = 3
@@ -91,7 +92,7 @@ class Sources:
 
 def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     """Find all sources in the manifest, relative to its folder; reads and downloads nothing."""
-    finder = _Finder(spec, folder)
+    finder = SourceFinder(spec, folder)
     if spec.tasks:
         tasks = [
             Sources(
@@ -123,10 +124,6 @@ def _apart_from(train: Source, held_out: Iterable[Source | None]) -> Source:
     held = {file.resolve() for source in held_out if source is not None for file in source.files}
     left = tuple(file for file in train.files if file.resolve() not in held)
     return replace(train, files=left) if left and len(left) < len(train.files) else train
-
-
-def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
-    return _Finder(spec, folder).find(path, split)
 
 
 def iterate(source: Source) -> Iterator[Row | BadRow]:
@@ -206,7 +203,7 @@ def _files_of(source: Source) -> Sequence[Path]:
     return source.files if source.kind != "corpus" or source.files else (download_shakespeare(),)
 
 
-class _Finder:
+class SourceFinder:
     """Turns the paths of one manifest into sources."""
 
     def __init__(self, spec: DatasetSpec, folder: Path) -> None:
@@ -219,7 +216,7 @@ class _Finder:
             max_chars=spec.max_chars,
             max_samples=spec.max_samples,
             encoding=spec.encoding,
-            max_unpacked=spec.most_unpacked,
+            max_unpacked=parse_size(spec.max_unpacked_size) if spec.max_unpacked_size else None,
         )
 
     def find(self, path: str, split: Split) -> Source:

@@ -323,7 +323,18 @@ class ChatTemplate(Template):
         beyond one that asks for it. `end`: what ends an answer followed by another turn."""
         self._require_beginnings(turns)
         text = self._finished(turns, tools)
-        self._refuse_missing_parts(turns, tools, text)
+        said = [*tool_names(turns, tools), *(t.text.strip() for t in turns if t.role == "tool")]
+        missing = (
+            repr(each[:_SHOWN_CHARACTERS])
+            for each in said
+            if each not in text and json.dumps(each)[1:-1] not in text
+        )
+        left_out = next(missing, "") or self._leaves_out
+        if left_out:
+            raise TemplateError(
+                "the tokenizer's chat template does not write tools and their calls: "
+                f"{left_out} is not in its text  (set base_models[0].prompt_template: chatml)"
+            )
         spans: list[tuple[int, int]] = []
         for place, turn in enumerate(turns):
             if turn.role != "assistant":
@@ -375,20 +386,6 @@ class ChatTemplate(Template):
             "tools' answers": result,
         }
         return next((words for words, part in parts.items() if part not in text), "")
-
-    def _refuse_missing_parts(self, turns: Sequence[Turn], tools: str, text: str) -> None:
-        said = [*tool_names(turns, tools), *(t.text.strip() for t in turns if t.role == "tool")]
-        missing = (
-            repr(each[:_SHOWN_CHARACTERS])
-            for each in said
-            if each not in text and json.dumps(each)[1:-1] not in text
-        )
-        left_out = next(missing, "") or self._leaves_out
-        if left_out:
-            raise TemplateError(
-                "the tokenizer's chat template does not write tools and their calls: "
-                f"{left_out} is not in its text  (set base_models[0].prompt_template: chatml)"
-            )
 
 
 def _without_reasoning(turn: Turn) -> Turn:

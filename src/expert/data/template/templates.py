@@ -143,7 +143,15 @@ class NamedTemplate(Template):
             return plain_segments(example.text, eos=self.eos)
         layout = self.layout
         opening, end = layout.answer
-        turns = self._plain_turns(example) if has_tools(example) else example.turns
+        turns = example.turns
+        if has_tools(example):
+            if self.name != "chatml":
+                raise TemplateError(
+                    f"the template {self.name!r} has no way to write tools and their calls  (set "
+                    "base_models[0].prompt_template: chatml, or tokenizer where the model's own "
+                    "template writes them)"
+                )
+            turns = in_chatml(example)
         segments: list[Segment] = []
         prompt = ""
         for place, turn in enumerate(turns):
@@ -158,15 +166,6 @@ class NamedTemplate(Template):
         elif layout.finish:
             segments[-1] = Segment(segments[-1].text + layout.finish, learn=True)
         return with_trained_answers(segments, turns, learn_prompt=learn_prompt)
-
-    def _plain_turns(self, example: Example) -> Sequence[Turn]:
-        if self.name != "chatml":
-            raise TemplateError(
-                f"the template {self.name!r} has no way to write tools and their calls  (set "
-                "base_models[0].prompt_template: chatml, or tokenizer where the model's own "
-                "template writes them)"
-            )
-        return in_chatml(example)
 
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
         check_prompt_turns(turns)

@@ -99,11 +99,6 @@ def short_key(key: str) -> str:
     return key[:16]
 
 
-def tokens_folder(key: str) -> str:
-    """The folder name for a recipe's key."""
-    return f"tokens-{short_key(key)}"
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A finished folder, whether it existed before, and why or why not."""
@@ -286,24 +281,20 @@ def _made_by(folder: Path) -> dict[str, Any] | None:
 def look(folder: Path, recipe: Recipe) -> str | None:
     """Why a folder cannot be used; None if it can."""
     if not folder.exists():
-        return _why_missing(folder, recipe)
+        # What differs from the tokens beside it that are most like them.
+        known = [made for each in folder.parent.glob("tokens-*") if (made := _made_by(each))]
+        if not known:
+            return "first use of this data"
+
+        def alike(made: dict[str, Any]) -> int:
+            return sum(made.get(name) == value for name, value in asdict(recipe).items())
+
+        return recipe.difference(max(known, key=alike))
     # Every process hashes every file once: a flipped bit changes neither size nor time, and must
     # not be trained on. A core hashes 1.2 GB/s, which is 300 million tokens; four threads share the
     # files. Files of other tools in the folder, such as `datasets`, are ignored.
     same = _made_by(folder) == recipe.as_dict()
     return cached_damage(folder) or (None if same else f"{RECIPE} belongs to other tokens")
-
-
-def _why_missing(folder: Path, recipe: Recipe) -> str:
-    """What differs from the tokens beside it that are most like them."""
-    known = [made for each in folder.parent.glob("tokens-*") if (made := _made_by(each))]
-    if not known:
-        return "first use of this data"
-
-    def alike(made: dict[str, Any]) -> int:
-        return sum(made.get(name) == value for name, value in asdict(recipe).items())
-
-    return recipe.difference(max(known, key=alike))
 
 
 def read_statistics(folder: Path) -> DocumentStatistics:

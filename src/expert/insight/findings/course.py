@@ -123,22 +123,15 @@ def _pauses(found: Evidence, event: str, path: str, seconds: float, *, requested
         return None  # a single one at the end is not too many
     asker = f"; {found.setting_words(path)}" if found.requested(path) else ""
     kept = whole - seconds + PAUSE_BUDGET_SHARE * spent.training
+    # The interval at which they take 5 % of the training time in total.
+    updates = sum(line.updates for line in found.anatomy.lines)
+    allowed = max(1.0, PAUSE_BUDGET_SHARE * spent.training / (seconds / count))
     return Noted(
         f"{count} times for {span(seconds)}, next to {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
-        keys=(advised_interval(found, event, seconds),),
+        keys=(f"{path.removeprefix('watch.')}={max(1, round(updates / allowed))}",),
         gain=whole / kept if whole > seconds else None,
     )
-
-
-def advised_interval(found: Evidence, event: str, seconds: float) -> str:
-    """The setting at which evaluations or checkpoints take 5 % of the training time in total."""
-    key = "eval_steps" if event == "eval" else "save_steps"
-    updates = sum(line.updates for line in found.anatomy.lines)
-    count = max(1, len(found.run.of(event)))
-    training = found.anatomy.run.training
-    allowed = max(1.0, PAUSE_BUDGET_SHARE * training / (seconds / count)) if seconds else 1.0
-    return f"{key}={max(1, round(updates / allowed))}"
 
 
 def below_the_band(found: Evidence) -> Answer:

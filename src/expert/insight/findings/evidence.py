@@ -10,20 +10,12 @@ from expert.core.events import Event
 from expert.insight.record import RunRecord, listed, mapping
 from expert.insight.step.anatomy import Anatomy, StepAnatomy, finite, median, number
 from expert.insight.step.bands import Band, expected_band
-from expert.manifest.schema.manifest import CHAR_GPT, Manifest
+from expert.manifest.schema.manifest import Manifest
 from expert.planning.decisions import REQUESTED
 from expert.planning.draft import KEYS
 from expert.planning.machine.cards import card_by_nvml_name
 from expert.planning.memory.memory import CONTEXT_BYTES
 from expert.planning.run_plan import RunPlan
-
-CROWDED_CORES = 0.3
-"""Share of the cores that other processes may use; above it, they slow a run down."""
-
-PADDING_SHARE = 0.2
-"""Rows grouped by length need less than 10 % padding; from 20 % on, packing is worth the change."""
-PACKED_PADDING_SHARE = 0.4
-"""Packed sequences are at least 90 % full, except with very few rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +58,6 @@ class Evidence:
     @property
     def on_gpu(self) -> bool:
         return self.run.on_gpu
-
-    @property
-    def padded(self) -> bool:
-        """Rows are padded rather than packed; blocks of a corpus need no padding."""
-        alone = self.planned("data.packing") == "none"
-        return bool(alone and self.planned("model.name") != CHAR_GPT)
-
-    def written(self, part: str, key: str) -> Any:
-        """A value of the manifest's `training` section; None if unset."""
-        return mapping(mapping(self.run.manifest.get("training")).get(part)).get(key)
 
     def amount(self, path: str) -> float | None:
         """A finite number of the plan; None if there is none."""
@@ -195,29 +177,6 @@ class Evidence:
         """Peak memory of the run on its card, CUDA context included; before a run the estimate."""
         seen = self.last("peak_reserved_bytes")
         return seen + CONTEXT_BYTES if seen is not None else self.amount("memory.peak_bytes")
-
-    @property
-    def crowded(self) -> tuple[int, int, float] | None:
-        """(threads, cores, cores used by other processes) if the run computed with more threads
-        than it had free cores; None if there were enough, or if that is unknown."""
-        event, share = self.newest("threads"), self.median("cpu_others")
-        threads, cores = number(event, "threads"), number(event, "cores")
-        if self.on_gpu:
-            threads, cores = 1.0, float(self.cores or 0)  # the launching thread
-        if share is None or not threads or not cores:
-            return None
-        others = share * cores
-        if threads + others <= cores + CROWDED_CORES:
-            return None
-        return int(threads), int(cores), others
-
-    @property
-    def padding_share(self) -> float | None:
-        """The share of the computation spent on padding, if it is unusually high."""
-        padding = self.step.padding if self.step is not None else None
-        packed = self.planned("data.packing") != "none"
-        usual = PACKED_PADDING_SHARE if packed else PADDING_SHARE
-        return padding if padding is not None and padding >= usual else None
 
     def fell_back(self, failure: str) -> Event | None:
         """The newest fallback with this failure."""

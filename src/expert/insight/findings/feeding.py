@@ -25,6 +25,10 @@ LINK_FIX = (
     "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
     "else uses the card"
 )
+PADDING_SHARE = 0.2
+"""Rows grouped by length need less than 10 % padding; from 20 % on, packing is worth the change."""
+PACKED_PADDING_SHARE = 0.4
+"""Packed sequences are at least 90 % full, except with very few rows."""
 WORSE_THAN_UNPACKED = 0.6
 """Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
 
@@ -87,10 +91,10 @@ def slow_disk(found: Evidence) -> Answer:
 
 
 def padding_waste(found: Evidence) -> Answer:
-    padding = found.padding_share
-    if padding is None:
-        return None
+    padding = found.step.padding if found.step is not None else None
     packed = found.planned("data.packing") != "none"
+    if padding is None or padding < (PACKED_PADDING_SHARE if packed else PADDING_SHARE):
+        return None
     setting = found.setting_words("data.packing")
     return Noted(
         f"{percent(padding)} of the places of a batch hold no token; {setting}",

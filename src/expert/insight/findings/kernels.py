@@ -7,6 +7,7 @@ import math
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Answer, Noted
+from expert.insight.record import mapping
 from expert.planning.choose.kernels import COMPILE_SPEEDUP, NO_CHECKPOINTING_SPEEDUP
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.machine.cards import card_by_nvml_name
@@ -134,7 +135,8 @@ def plain_optimizer(found: Evidence) -> Answer:
 
 def cpu_asked(found: Evidence) -> Answer:
     here = found.before.gpu_here if found.before is not None else ""
-    if not here or found.on_gpu or found.written("config", "device") != "cpu":
+    config = mapping(mapping(found.run.manifest.get("training")).get("config"))
+    if not here or found.on_gpu or config.get("device") != "cpu":
         return None
     return Noted(f"device: cpu, and this machine has {here}", gain=CARD_GAIN)
 

@@ -8,6 +8,7 @@ from expert.insight.findings.feeding import is_significant_wait
 from expert.insight.findings.finding import CONFIG, Answer, Noted
 from expert.insight.record import listed, mapping
 from expert.insight.step.anatomy import StepAnatomy, number
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.memory.fitting import MARGIN
 from expert.planning.memory.memory import CONTEXT_BYTES
 
@@ -24,6 +25,8 @@ TWICE = 2
 """A larger micro-batch is advised if at least twice as many sequences fit."""
 OTHERS_BYTES = 1.5 * 2**30
 """Driver and display use up to about 1 GiB of an otherwise idle card."""
+CROWDED_CORES = 0.3
+"""Share of the cores that other processes may use; above it, they slow a run down."""
 HEAT_SHARE = 0.2
 """Reaching the power limit under load is normal; heat is not."""
 NEARLY_FULL = 0.97
@@ -39,7 +42,21 @@ def launch_bound(found: Evidence) -> Answer:
         return None
     use, tokens = step.gpu_utilization, (step.tokens or 0.0) / found.micro_batches
     used = f"GPU utilization {percent(use)}; " if use is not None else ""
-    fix, keys = launch_fix(found)
+    # More work per launch first, then fewer launches: the fix in words, and as `--set` keys.
+    micro = found.amount("batch.micro_batch")
+    sequences = found.amount("batch.sequences_per_update")
+    graphs_off = found.planned("kernels.cuda_graphs") is False
+    if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
+        setting = "micro_batch_size=auto"
+    elif found.planned("data.packing") == "none" and found.planned("model.name") != CHAR_GPT:
+        setting = "packing=true"
+    elif graphs_off and not found.requested("kernels.cuda_graphs"):
+        setting = "use_cuda_graphs=true"
+    else:
+        examples = found.amount("batch.examples_per_update") or 1
+        setting = f"batch_size={max(16, int(2 * examples))}"
+    setting = f"{CONFIG}.{setting}"
+    fix, keys = setting.replace("=", ": "), (setting,)
     return Noted(
         f"the device ran dry in {percent(step.ran_dry or 0.0)} of the steps; {used}"
         f"{span(step.wall)} a step, {tokens:,.0f} tokens a micro-batch",
@@ -101,10 +118,15 @@ def other_process(found: Evidence) -> Answer:
 def busy_cores(found: Evidence) -> Answer:
     """Other processes take cores that this run's threads need. On a CPU all threads wait for the
     slowest; with a GPU the launching thread falls behind."""
-    crowded = found.crowded
-    if crowded is None:
+    event, share = found.newest("threads"), found.median("cpu_others")
+    threads, cores = int(number(event, "threads") or 0), int(number(event, "cores") or 0)
+    if found.on_gpu:
+        threads, cores = 1, found.cores or 0  # the launching thread
+    if share is None or not threads or not cores:
         return None
-    threads, cores, others = crowded
+    others = share * cores
+    if threads + others <= cores + CROWDED_CORES:
+        return None
     waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
     fix = "stop the other processes, or train on a machine with free cores"
     if threads > 1:
@@ -156,21 +178,3 @@ def is_starved(step: StepAnatomy) -> bool:
     """Whether the device repeatedly waits for the host."""
     dry, use = step.ran_dry or 0.0, step.gpu_utilization
     return dry >= DRY_SHARE and (use is None or use < FULL_UTILIZATION)
-
-
-def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
-    """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
-    micro = found.amount("batch.micro_batch")
-    sequences = found.amount("batch.sequences_per_update")
-    graphs_off = found.planned("kernels.cuda_graphs") is False
-    if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
-        setting = "micro_batch_size=auto"
-    elif found.padded:
-        setting = "packing=true"
-    elif graphs_off and not found.requested("kernels.cuda_graphs"):
-        setting = "use_cuda_graphs=true"
-    else:
-        examples = found.amount("batch.examples_per_update") or 1
-        setting = f"batch_size={max(16, int(2 * examples))}"
-    setting = f"{CONFIG}.{setting}"
-    return setting.replace("=", ": "), (setting,)

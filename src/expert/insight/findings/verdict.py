@@ -39,7 +39,20 @@ def judge(found: Evidence, findings: Sequence[Finding]) -> Verdict:
     """The verdict on a run with these findings."""
     step, spent = found.step, found.anatomy.run
     if step is None or step.wall <= 0:
-        return _without_log_lines(found)
+        # No log line: the run ended before the first, or logging_steps is too large.
+        done = max((number(event, "step") or 0 for event in found.run.events), default=0)
+        if done:
+            why = f"{done:.0f} steps finished, but no log line shows how long they took."
+            return Verdict(
+                kind="unknown",
+                sentence=f"unknown: {why}",
+                fix="training.config.logging_steps: 1",
+                overrides=("training.config.logging_steps=1",),
+            )
+        error = found.newest("failed").get("error") or found.newest("stopped").get("reason")
+        why = "no step was finished, so there is nothing to judge by."
+        fix = f"the run ended with: {error}" if error else ""
+        return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix)
     ended = any(found.run.of(kind) for kind in ("finished", "stopped"))
     if ended and spent.start >= max(MIN_START_SECONDS, spent.training):
         return Verdict(
@@ -67,19 +80,6 @@ def judge(found: Evidence, findings: Sequence[Finding]) -> Verdict:
             gain=gain_without_checkpointing(found),
         )
     return _computing(found, step, by_name)
-
-
-def _without_log_lines(found: Evidence) -> Verdict:
-    """No log line: the run ended before the first, or logging_steps is too large."""
-    done = max((number(event, "step") or 0 for event in found.run.events), default=0)
-    if done:
-        why = f"{done:.0f} steps finished, but no log line shows how long they took."
-        fix, overrides = "training.config.logging_steps: 1", ("training.config.logging_steps=1",)
-        return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix, overrides=overrides)
-    error = found.newest("failed").get("error") or found.newest("stopped").get("reason")
-    why = "no step was finished, so there is nothing to judge by."
-    fix = f"the run ended with: {error}" if error else ""
-    return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix)
 
 
 def _computing(found: Evidence, step: StepAnatomy, findings: Mapping[str, Finding]) -> Verdict:

@@ -161,7 +161,9 @@ def average_step(chosen: Sequence[LogLine], *, on_gpu: bool) -> StepAnatomy | No
     """The median step; None if no line has its time."""
 
     def usual(name: str) -> float | None:
-        found = per_update(chosen, name)
+        # A sum of each line, divided by its steps.
+        known = [(number(line.event, name), line.updates) for line in chosen]
+        found = [value / updates for value, updates in known if value is not None]
         return statistics.median(found) if found else None
 
     wall = usual("seconds")
@@ -190,12 +192,6 @@ def average_step(chosen: Sequence[LogLine], *, on_gpu: bool) -> StepAnatomy | No
         ran_dry=median(chosen, "ran_dry"),
         gpu_utilization=use / 100 if use is not None else None,
     )
-
-
-def per_update(lines: Sequence[LogLine], name: str) -> list[float]:
-    """A sum of each line, divided by its steps."""
-    known = [(number(line.event, name), line.updates) for line in lines]
-    return [value / updates for value, updates in known if value is not None]
 
 
 def median(lines: Sequence[LogLine], name: str) -> float | None:

@@ -21,7 +21,7 @@ from expert.data.examples.columns import (
     PAIRS,
     PREFERRED,
     detect_columns,
-    holds_pairs,
+    pair_in,
     part_for_column,
 )
 from expert.data.examples.formats import example_of
@@ -326,7 +326,7 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
     seen = survey_rows(iterate(_source(data, encoding)))
     is_mapped = "rejected" in asked.get("field_mapping", {})
     try:
-        if "preference_rows" not in asked and (holds_pairs(seen) or is_mapped):
+        if "preference_rows" not in asked and (pair_in(seen) or is_mapped):
             asked["preference_rows"] = PAIRS
         columns = detect_columns(seen, DatasetSpec(**asked))
     except DataError as error:

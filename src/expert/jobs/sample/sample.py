@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from expert.answer.decoding import CannotSample, DecodingSettings, resolve_decoding
+from expert.answer.decoding import DecodingSettings, resolve_decoding
 from expert.answer.writer import AnswerWriter, Tell
+from expert.core.errors import ExpertError
 from expert.data.examples.tools import tool_names
 from expert.data.records import Example, Segment, Turn
 from expert.data.template.templates import Template
@@ -117,9 +118,9 @@ def load_expert(
     first = FirstRow(plan)
     continues = trained_on_text(plan, first) if plain is None else plain
     if system and continues:
-        raise CannotSample("--system: continued text has no system turn  (put it into the prompt)")
+        raise ExpertError("--system: continued text has no system turn  (put it into the prompt)")
     if not continues and any(not prompt.strip() for prompt in prompts):
-        raise CannotSample("--prompt: is empty  (write a question)")
+        raise ExpertError("--prompt: is empty  (write a question)")
     offered = "" if continues else first.tools  # a run trained on calls expects some
     if offered:
         names = ", ".join(tool_names((), offered))
@@ -187,7 +188,7 @@ class Conversation:
                 answer_model, text, how, seed=loaded.seed, plain=loaded.plain, tell=tell
             )
         except PromptTooLong as error:
-            raise CannotSample(f"--prompt: {error}") from None
+            raise ExpertError(f"--prompt: {error}") from None
         begin(prompt, loaded.plain)
         finish_rows(answer_model, [row], alone=True)
         answer = row.answer()

@@ -12,7 +12,7 @@ from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import TestSet
 from expert.judging.domain import OPEN, TEXT, domain_of, is_strict, kind_of_answers
 from expert.judging.gate import GateRequirements
-from expert.judging.judge_command import JudgeCommand, JudgeError
+from expert.judging.judge_command import JudgeCommand
 from expert.judging.oracles.oracle import oracle_for
 from expert.manifest.schema.manifest import CHAR_GPT
 
@@ -68,7 +68,7 @@ def check_requirements(asked: Mapping[str, Any]) -> JudgeCommand | None:
         judge.parts()
         return judge
     if given:
-        raise JudgeError(
+        raise ExpertError(
             "--min-score, --judge-seconds: are for the scores of a judge program  (name it with "
             "--judge-command)"
         )

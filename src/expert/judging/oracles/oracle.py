@@ -20,10 +20,6 @@ from expert.judging.cases import Case
 from expert.judging.domain import JUDGES
 
 
-class UnknownDomain(ExpertError):
-    """A domain without a judge."""
-
-
 class NoOracle(Exception):
     """This case cannot be decided; the message says why."""
 
@@ -62,9 +58,9 @@ Oracle = Callable[[Case, str, JudgeOptions], Judgement]
 
 
 def oracle_for(domain: str) -> Oracle:
-    """The oracle of a domain; UnknownDomain if there is none."""
+    """The oracle of a domain; ExpertError if there is none."""
     if domain not in JUDGES:
-        raise UnknownDomain(f"--domain {domain}: is not known  (known: {', '.join(JUDGES)})")
+        raise ExpertError(f"--domain {domain}: is not known  (known: {', '.join(JUDGES)})")
     kind = JUDGES[domain]
     module = importlib.import_module(f"expert.judging.oracles.{kind.file}")
     judge: Oracle = getattr(module, kind.function)

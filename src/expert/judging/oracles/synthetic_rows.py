@@ -114,7 +114,23 @@ class _RowMaker:
     def _value(self, way: Way, column: Column) -> Any:
         how, value = way
         if how == "unrelated":
-            return self._unrelated(column)
+            # A value that names its column, as far as its type and use allow.
+            name, kind, draw = column.name.lower(), column.kind.upper(), self._draw
+            values = [value for _, value in self._meets.get(name, ())]
+            if name in self._joined:
+                return draw.randint(1, KEYS)
+            if "BOOL" in kind or (values and all(value in (0, 1) for value in values)):
+                return draw.randint(0, 1)
+            if "DATE" in kind or "TIMESTAMP" in kind:
+                day = datetime.date(2000, 1, 1) + datetime.timedelta(days=draw.randint(0, 9000))
+                return f"{day} 10:00:00" if "TIME" in kind else f"{day}"
+            if values and all(isinstance(value, int) for value in values):
+                # As many digits as the value it is compared with, so that both sort alike as text.
+                digits = max(len(str(abs(value))) for value in values)
+                return draw.randint(10 ** (digits - 1), 10**digits - 1)
+            if name in self._aggregated or any(word in kind for word in NUMBERS):
+                return draw.randint(100, 999)
+            return f"{column.name} {draw.randint(10, 99)}"
         if how == "same":
             return value
         if how == "like":
@@ -130,25 +146,6 @@ class _RowMaker:
         except (ValueError, OverflowError):  # a text that sorts above or below
             longer = f"{value}{'z' * by}" if by > 0 else value[: max(0, len(value) + by)]
             return f"not {value}" if how == "other" else longer
-
-    def _unrelated(self, column: Column) -> Any:
-        """A value that names its column, as far as its type and use allow."""
-        name, kind, draw = column.name.lower(), column.kind.upper(), self._draw
-        values = [value for _, value in self._meets.get(name, ())]
-        if name in self._joined:
-            return draw.randint(1, KEYS)
-        if "BOOL" in kind or (values and all(value in (0, 1) for value in values)):
-            return draw.randint(0, 1)
-        if "DATE" in kind or "TIMESTAMP" in kind:
-            day = datetime.date(2000, 1, 1) + datetime.timedelta(days=draw.randint(0, 9000))
-            return f"{day} 10:00:00" if "TIME" in kind else f"{day}"
-        if values and all(isinstance(value, int) for value in values):
-            # As many digits as the value it is compared with, so that both sort alike as text.
-            digits = max(len(str(abs(value))) for value in values)
-            return draw.randint(10 ** (digits - 1), 10**digits - 1)
-        if name in self._aggregated or any(word in kind for word in NUMBERS):
-            return draw.randint(100, 999)
-        return f"{column.name} {draw.randint(10, 99)}"
 
 
 def _column(side: Any, exp: Any) -> Any | None:

@@ -83,7 +83,21 @@ def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
     """What to write instead, where that is clear."""
     words = expected(node)
     if isinstance(got, str):
-        return _fix_of_text(got.strip(), node, words)
+        text = got.strip()
+        choices = [resolve(choice).get("enum", []) for choice in node.get("anyOf", [node])]
+        near = closest(text, [str(value) for values in choices for value in values])
+        if near:
+            return f"did you mean {near!r}?"
+        if words == _MODELS:
+            return f"write base_model: {text}"
+        if text.lower() in ("none", "null"):
+            return "write null" if words.endswith("null") else "leave it out for the default"
+        if "true or false" in words and text.lower() in _BOOLEANS:
+            return "remove the quotes"
+        if words.startswith("a list"):
+            return f"write [{text}]" if "," in text else ""
+        is_number = "number" in words and re.match(r"[-+]?\.?\d", text)
+        return "write a plain number, without quotes" if is_number else ""
     if type(got) is int and got in (0, 1) and "true or false" in words:
         return f"write {'true' if got else 'false'}"
     if isinstance(got, int | float) and "memory size" in words:
@@ -93,23 +107,6 @@ def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
     if isinstance(got, dict) and is_override and words.startswith("text"):
         return "put the value in quotes"
     return _FIXES.get((type(got), words), "")
-
-
-def _fix_of_text(text: str, node: Mapping[str, Any], words: str) -> str:
-    choices = [resolve(choice).get("enum", []) for choice in node.get("anyOf", [node])]
-    near = closest(text, [str(value) for values in choices for value in values])
-    if near:
-        return f"did you mean {near!r}?"
-    if words == _MODELS:
-        return f"write base_model: {text}"
-    if text.lower() in ("none", "null"):
-        return "write null" if words.endswith("null") else "leave it out for the default"
-    if "true or false" in words and text.lower() in _BOOLEANS:
-        return "remove the quotes"
-    if words.startswith("a list"):
-        return f"write [{text}]" if "," in text else ""
-    is_number = "number" in words and re.match(r"[-+]?\.?\d", text)
-    return "write a plain number, without quotes" if is_number else ""
 
 
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}

@@ -54,13 +54,6 @@ class Findings:
         self.report("not used here", f"training.config.{key}", text)
 
 
-def check_rules(manifest: Manifest, root: Item) -> Findings:
-    findings = Findings(root)
-    for rule in _RULES:
-        rule(manifest, findings)
-    return findings
-
-
 def _adapter(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     kind, targets = config.adapter_type, config.target_modules
@@ -446,7 +439,7 @@ def _paths(manifest: Manifest, found: Findings) -> None:
             found.wrong(path, what, "write the path itself")
 
 
-_RULES = (
+RULES = (
     *(_adapter, _models, _steps, _sequences, _kernels, _cadence, _dataset, _prompts),
     *(_preferences, _start, _no_effect, _names, _paths),
 )

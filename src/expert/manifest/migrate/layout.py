@@ -43,7 +43,23 @@ def migrate(root: Item, folder: Path = Path(), *, is_override: bool = False) -> 
                 del zone[key]
     _move_config(work)
     _read_other_trainers(work)
-    _move_base_model(work)
+    # 1.0: `base_model` and root `adapters` become the only entry of `base_models`.
+    single, several = work.root.pop("base_model", None), work.root.get("base_models")
+    if single is not None and several is not None:
+        fix = "keep base_models and move this model into it"
+        work.problem(single, "given together with base_models", fix)
+    elif single is not None:
+        single = with_value(single, {"name": single}) if isinstance(single.value, str) else single
+        work.root["base_models"] = with_value(single, [single])
+        adapters = work.root.pop("adapters", None)
+        if adapters is not None and "adapters" in single.fields():
+            work.put("base_models[0].adapters", adapters)
+        elif adapters is not None:
+            single.fields()["adapters"] = adapters
+    elif several is not None and isinstance(several.value, list):
+        for position, entry in enumerate(several.value):
+            if isinstance(entry.value, str):
+                several.value[position] = with_value(entry, {"name": entry})
     _move_dataset(work)
     _move_model_section(work)
     # Settings such as `device` at the top level belong in training.config.
@@ -95,17 +111,7 @@ def _read_other_trainers(work: Migration) -> None:
 def complete_layout(work: Migration) -> None:
     """Add the default model and adapter kind, and set the version of the layout."""
     _default_to_char_model(work)
-    _default_to_preferences(work)
-    _default_to_released_adapter(work)
-    version = work.root.get("schema_version")
-    if version is not None and str(version.plain()) not in {"1.0", "2.0", "1", "2"}:
-        work.report("warning", version, f"unknown version {version.plain()!r}: read by its layout")
-    work.root["schema_version"] = with_value(version or Item(None, "schema_version"), "2.0")
-    _drop_empty_sections(work)
-
-
-def _default_to_preferences(work: Migration) -> None:
-    """What a method that trains on preferences is trained with if the manifest does not say."""
+    # What a method that trains on preferences is trained with if the manifest does not say.
     config = work.section("training", "config")
     if str(config.get("method", Item(None)).value) in PREFERENCES:
         rows = work.section("training", "dataset")
@@ -113,26 +119,12 @@ def _default_to_preferences(work: Migration) -> None:
             kind = "judged" if str(config["method"].value) == "kto" else "pairs"
             rows.setdefault("preference_rows", with_value(config["method"], kind))
         config.setdefault("epochs", Item(1))
-
-
-def _move_base_model(work: Migration) -> None:
-    """1.0: `base_model` and root `adapters` become the only entry of `base_models`."""
-    single, several = work.root.pop("base_model", None), work.root.get("base_models")
-    if single is not None and several is not None:
-        fix = "keep base_models and move this model into it"
-        work.problem(single, "given together with base_models", fix)
-    elif single is not None:
-        single = with_value(single, {"name": single}) if isinstance(single.value, str) else single
-        work.root["base_models"] = with_value(single, [single])
-        adapters = work.root.pop("adapters", None)
-        if adapters is not None and "adapters" in single.fields():
-            work.put("base_models[0].adapters", adapters)
-        elif adapters is not None:
-            single.fields()["adapters"] = adapters
-    elif several is not None and isinstance(several.value, list):
-        for position, entry in enumerate(several.value):
-            if isinstance(entry.value, str):
-                several.value[position] = with_value(entry, {"name": entry})
+    _default_to_released_adapter(work)
+    version = work.root.get("schema_version")
+    if version is not None and str(version.plain()) not in {"1.0", "2.0", "1", "2"}:
+        work.report("warning", version, f"unknown version {version.plain()!r}: read by its layout")
+    work.root["schema_version"] = with_value(version or Item(None, "schema_version"), "2.0")
+    _drop_empty_sections(work)
 
 
 def _move_dataset(work: Migration) -> None:

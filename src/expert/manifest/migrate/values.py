@@ -39,41 +39,7 @@ def convert_values(work: Migration) -> None:
         version.value = str(version.value)  # YAML reads a bare 1.0 as a number
     config = (root.get("training", "config") or none).fields()
     _convert(work, config, CONFIG_VALUES)
-    _convert_config(work, config)
-    for model in (root.get("base_models") or none).entries():
-        _convert(work, model.fields(), MODEL_VALUES)
-    _portable_paths(root)
-    for number, prompt in enumerate((root.get("soft_prompts") or none).entries()):
-        length = prompt.fields().pop("length", None)
-        if length is not None:
-            work.place(prompt.fields(), "tokens", length, f"soft_prompts[{number}].tokens")
-
-
-def _portable_paths(root: Item) -> None:
-    """Replace backslashes in relative Windows paths; messages show absolute ones as written."""
-    for path, item in root.by_path():
-        is_relative = isinstance(item.value, str) and not _ABSOLUTE.match(item.value)
-        if is_relative and _PATHS.fullmatch(path):
-            item.value = str(item.value).replace("\\", "/")
-
-
-def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any, Any]]) -> None:
-    for key, spellings in table.items():
-        item = entries.get(key)
-        if item is None or not isinstance(item.value, str | bool) or is_jinja(str(item.value)):
-            continue
-        spelling = item.value.lower() if isinstance(item.value, str) else item.value
-        known = spellings.get(spelling)
-        if known is None and isinstance(spelling, str) and key != "target_modules":
-            known = spelling
-        if known is not None:
-            if spelling != known:
-                work.read_as(item, f'"{known}"')
-            item.value = known
-
-
-def _convert_config(work: Migration, config: Entries) -> None:
-    """Convert values that need more than a table: `q_proj,v_proj` is a list of two."""
+    # Convert values that need more than a table: `q_proj,v_proj` is a list of two.
     for key in ("target_modules", "modules_to_save"):
         modules = config.get(key, Item(None))
         if isinstance(modules.value, str) and _LAYERS.fullmatch(modules.value):
@@ -104,6 +70,32 @@ def _convert_config(work: Migration, config: Entries) -> None:
     elif patience.value is False:
         patience.value = None
     _convert_qlora(work, config)
+    for model in (root.get("base_models") or none).entries():
+        _convert(work, model.fields(), MODEL_VALUES)
+    # Replace backslashes in relative Windows paths; messages show absolute ones as written.
+    for path, item in root.by_path():
+        is_relative = isinstance(item.value, str) and not _ABSOLUTE.match(item.value)
+        if is_relative and _PATHS.fullmatch(path):
+            item.value = str(item.value).replace("\\", "/")
+    for number, prompt in enumerate((root.get("soft_prompts") or none).entries()):
+        length = prompt.fields().pop("length", None)
+        if length is not None:
+            work.place(prompt.fields(), "tokens", length, f"soft_prompts[{number}].tokens")
+
+
+def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any, Any]]) -> None:
+    for key, spellings in table.items():
+        item = entries.get(key)
+        if item is None or not isinstance(item.value, str | bool) or is_jinja(str(item.value)):
+            continue
+        spelling = item.value.lower() if isinstance(item.value, str) else item.value
+        known = spellings.get(spelling)
+        if known is None and isinstance(spelling, str) and key != "target_modules":
+            known = spelling
+        if known is not None:
+            if spelling != known:
+                work.read_as(item, f'"{known}"')
+            item.value = known
 
 
 def _convert_trackers(work: Migration, config: Entries) -> None:

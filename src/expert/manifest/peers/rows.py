@@ -55,7 +55,8 @@ def put_rows(work: Migration, item: Item, sets: Sequence[Entries]) -> None:
         if path.value is None:
             continue
         others, first = (Item({**each, "path": path}).plain() for each in (keys, sets[0]))
-        title = name = title_of(str(path.value))
+        last = re.split(r"[\\/]", str(path.value).split("::")[0].rstrip("\\/"))[-1]
+        title = name = last.removesuffix(".jsonl").removesuffix(".json") or "rows"
         if others != first:
             what = f"{title} and the first data set have different columns or formats"
             work.problem(path, what, "rename the columns in one of the files")
@@ -72,9 +73,3 @@ def put_rows(work: Migration, item: Item, sets: Sequence[Entries]) -> None:
     if len(sets) > 1:
         work.put("training.dataset.tasks", with_value(item, tasks))
         work.dataset.setdefault("type", with_value(item, "multi_task"))
-
-
-def title_of(path: str) -> str:
-    """A name for the data set at a path."""
-    last = re.split(r"[\\/]", path.split("::")[0].rstrip("\\/"))[-1]
-    return last.removesuffix(".jsonl").removesuffix(".json") or "rows"

@@ -17,7 +17,6 @@ from expert.manifest.schema.types import (
     StrictSection,
     Temperature,
     Text,
-    parse_size,
 )
 
 
@@ -125,11 +124,6 @@ class DatasetSpec(Section):
     max_unpacked_size: Size | None = None
     """Largest unpacked size of a compressed file, such as "50GB"; null: 200 times its size, but at
     least 16 MiB. It stops zip bombs."""
-
-    @property
-    def most_unpacked(self) -> int | None:
-        """`max_unpacked_size` in bytes."""
-        return parse_size(self.max_unpacked_size) if self.max_unpacked_size else None
 
 
 class Decoding(Section):

@@ -25,7 +25,17 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def parse_yaml(text: str, source: str) -> tuple[Item, list[Problem]]:
     """The tree of items, and problems that did not stop the parser."""
     try:
-        _refuse_hostile(text, source)
+        # Refuse tags and huge or deep documents before composing, which would recurse in C.
+        depth = nodes = 0
+        for event in yaml.parse(text, Loader=_Loader):
+            nodes += isinstance(event, yaml.NodeEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            line = event.start_mark.line + 1
+            if getattr(event, "tag", None) is not None:
+                what = f"the YAML tag {event.tag.replace(_CORE_TAG, '!!')[:60]} is refused"
+                raise ManifestError(source, [Problem("", what, "write a plain value", line)])
+            _refuse_size(source, line, depth=depth - 1, items=nodes // 2)  # keys are nodes too
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         _refuse_syntax(source, text, error)
@@ -54,20 +64,6 @@ def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 
 
 _Dumper.add_representer(str, _text_node)
-
-
-def _refuse_hostile(text: str, source: str) -> None:
-    """Refuse tags and huge or deep documents before composing, which would recurse in C."""
-    depth = nodes = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        nodes += isinstance(event, yaml.NodeEvent)
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        line = event.start_mark.line + 1
-        if getattr(event, "tag", None) is not None:
-            what = f"the YAML tag {event.tag.replace(_CORE_TAG, '!!')[:60]} is refused"
-            raise ManifestError(source, [Problem("", what, "write a plain value", line)])
-        _refuse_size(source, line, depth=depth - 1, items=nodes // 2)  # keys are nodes too
 
 
 def _refuse_size(source: str, line: int, *, depth: int, items: int) -> None:

@@ -32,7 +32,16 @@ def suggest_savings(draft: PlanDraft, settle: Callable[[PlanDraft], None]) -> No
         return
 
     def suffice(savings: list[Saving]) -> bool:
-        other = _changed(draft, _values(savings))
+        # The draft of the manifest with these values, before any choice.
+        values = _values(savings)
+        model, manifest = draft.model, draft.manifest
+        if quantization := values.pop("quantization", None):
+            model = model.model_copy(update={"quantization": quantization})
+        models = [model if spec is draft.model else spec for spec in manifest.base_models]
+        config = manifest.training.config.model_copy(update=values)
+        training = manifest.training.model_copy(update={"config": config})
+        manifest = manifest.model_copy(update={"training": training, "base_models": models})
+        other = replace(draft, manifest=manifest, model=model, decisions={}, remarks=[])
         settle(other)
         return other["memory.fits"] is True and (too_large or not other["parallel.offload"])
 
@@ -114,15 +123,3 @@ def _savings(draft: PlanDraft) -> list[Saving]:
     elif may_quantise:
         found.append(Saving(7, {"quantization": "int4"}))
     return found
-
-
-def _changed(draft: PlanDraft, values: dict[str, Any]) -> PlanDraft:
-    """The draft of the manifest with these values, before any choice."""
-    model, manifest = draft.model, draft.manifest
-    if quantization := values.pop("quantization", None):
-        model = model.model_copy(update={"quantization": quantization})
-    models = [model if spec is draft.model else spec for spec in manifest.base_models]
-    config = manifest.training.config.model_copy(update=values)
-    training = manifest.training.model_copy(update={"config": config})
-    manifest = manifest.model_copy(update={"training": training, "base_models": models})
-    return replace(draft, manifest=manifest, model=model, decisions={}, remarks=[])

@@ -142,10 +142,18 @@ def captured_fill(rows: float) -> float:
 
 def settle_sequences(draft: PlanDraft) -> None:
     """Sequence length and packing."""
-    if draft.is_char_model:
-        _settle_blocks(draft)
-        return
     path = "data.max_seq_length"
+    if draft.is_char_model:  # it reads a corpus in blocks of its context size
+        assert draft.resolved.shape is not None
+        length = draft.resolved.shape.context
+        draft.settle(path, length, "block_size of the character model", "manifest")
+        if draft.config.max_seq_length not in ("auto", length):
+            draft.supersede(path, f"max_seq_length: block_size {length} decides")
+        draft.settle("data.packing", "none", "a corpus is cut into blocks")
+        if draft.config.packing not in ("auto", False):
+            draft.supersede("data.packing", "packing: a corpus is cut into full blocks anyway")
+        draft.settle("data.group_by_length", False, "all blocks are equally long")
+        return
     context = draft.resolved.shape.context if draft.resolved.shape else 0
     default = min(DEFAULT_LENGTH, context or DEFAULT_LENGTH)
     because = "the usual length" if default == DEFAULT_LENGTH else "the model's context"
@@ -171,19 +179,6 @@ def settle_sequences(draft: PlanDraft) -> None:
     else:
         because = "rows of a step are random, those of a micro-batch of similar length"
         draft.choose(path, "group_by_length", True, because, "preset")
-
-
-def _settle_blocks(draft: PlanDraft) -> None:
-    """The character model reads a corpus in blocks of its context size."""
-    assert draft.resolved.shape is not None
-    length, path = draft.resolved.shape.context, "data.max_seq_length"
-    draft.settle(path, length, "block_size of the character model", "manifest")
-    if draft.config.max_seq_length not in ("auto", length):
-        draft.supersede(path, f"max_seq_length: block_size {length} decides")
-    draft.settle("data.packing", "none", "a corpus is cut into blocks")
-    if draft.config.packing not in ("auto", False):
-        draft.supersede("data.packing", "packing: a corpus is cut into full blocks anyway")
-    draft.settle("data.group_by_length", False, "all blocks are equally long")
 
 
 def settle_step(draft: PlanDraft) -> tuple[int | None, int]:

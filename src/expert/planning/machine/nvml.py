@@ -97,30 +97,26 @@ def describe_gpus(nvml: ModuleType | None = None) -> tuple[tuple[Gpu, ...], str]
     except nvml_errors(nvml) as error:
         return (), _WHY_NO_NVML.get(_code(error), f"NVML did not start: {error}")
     try:
-        return _all_gpus(nvml)
+        count = _ask(nvml, lambda: int(nvml.nvmlDeviceGetCount()))
+        if count.value is None:
+            return (), f"the number of GPUs is {count.source}"
+        if count.value == 0:
+            return (), "the NVIDIA driver is loaded but finds no GPU"
+        gpus: list[Gpu] = []
+        notes = []
+        for index in range(count.value):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            except nvml_errors(nvml) as error:
+                fix = "a card that the driver has lost needs a restart of the machine"
+                notes.append(f"GPU {index} cannot be opened: NVML: {error}  ({fix})")
+                continue
+            parts = _mig_parts(nvml, handle)
+            gpus += [_read_gpu(nvml, index, handle, part, name) for part, name in parts]
+        return tuple(gpus), "; ".join(notes)
     finally:
         with suppress(*nvml_errors(nvml)):  # the facts are read; a failing shutdown is harmless
             nvml.nvmlShutdown()
-
-
-def _all_gpus(nvml: ModuleType) -> tuple[tuple[Gpu, ...], str]:
-    count = _ask(nvml, lambda: int(nvml.nvmlDeviceGetCount()))
-    if count.value is None:
-        return (), f"the number of GPUs is {count.source}"
-    if count.value == 0:
-        return (), "the NVIDIA driver is loaded but finds no GPU"
-    gpus: list[Gpu] = []
-    notes = []
-    for index in range(count.value):
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        except nvml_errors(nvml) as error:
-            fix = "a card that the driver has lost needs a restart of the machine"
-            notes.append(f"GPU {index} cannot be opened: NVML: {error}  ({fix})")
-            continue
-        parts = _mig_parts(nvml, handle)
-        gpus += [_read_gpu(nvml, index, handle, part, name) for part, name in parts]
-    return tuple(gpus), "; ".join(notes)
 
 
 # --- one card ------------------------------------------------------------------------------------

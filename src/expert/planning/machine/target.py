@@ -92,7 +92,24 @@ def choose_target(
         is_this_machine=False,
     )
     if gpu is not None:
-        return _on_card(gpu, limit, elsewhere)
+        card = find_card(gpu)
+        if card is None:
+            near = suggest_cards(gpu)
+            fix = f"did you mean {', '.join(near)}?" if near else "see: expert machine --cards"
+            raise ExpertError(f"--gpu {gpu}: no such card in the table  ({fix})")
+        memory = int(card.memory_gib * GIB * SHARE_OF_A_NAMED_CARD)
+        budget = min(memory, limit) if limit else memory
+        because = f"{SHARE_OF_A_NAMED_CARD:.0%} of {card.name}'s {card.memory_gib:.1f} GiB"
+        return replace(
+            elsewhere,
+            name=card.name,
+            budget_bytes=budget,
+            total_bytes=budget,
+            budget_because="--vram" if limit and limit < memory else because,
+            capability=card.capability,
+            card=card,
+            cores=max(elsewhere.cores, CORES_BESIDE_A_NAMED_CARD),
+        )
     here = replace(elsewhere, is_this_machine=True, disk_free_bytes=machine.disk_free_bytes.value)
     if machine.gpus and device != "cpu":
         here = replace(here, host_bytes=machine.ram_available_bytes.value)
@@ -110,27 +127,6 @@ def choose_target(
         budget_bytes=ram,
         total_bytes=machine.ram_total_bytes.value or ram,
         budget_because=f"free memory of this machine ({because})",
-    )
-
-
-def _on_card(name: str, limit: int | None, elsewhere: Target) -> Target:
-    card = find_card(name)
-    if card is None:
-        near = suggest_cards(name)
-        fix = f"did you mean {', '.join(near)}?" if near else "see: expert machine --cards"
-        raise ExpertError(f"--gpu {name}: no such card in the table  ({fix})")
-    memory = int(card.memory_gib * GIB * SHARE_OF_A_NAMED_CARD)
-    budget = min(memory, limit) if limit else memory
-    because = f"{SHARE_OF_A_NAMED_CARD:.0%} of {card.name}'s {card.memory_gib:.1f} GiB"
-    return replace(
-        elsewhere,
-        name=card.name,
-        budget_bytes=budget,
-        total_bytes=budget,
-        budget_because="--vram" if limit and limit < memory else because,
-        capability=card.capability,
-        card=card,
-        cores=max(elsewhere.cores, CORES_BESIDE_A_NAMED_CARD),
     )
 
 

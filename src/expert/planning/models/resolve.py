@@ -80,7 +80,21 @@ def resolve_model(
     cached = _in_hf_cache(name, known, spec.revision, environ)
     if cached is not None and _is_whole(cached):
         return _found(name, "hf cache", cached, f"downloaded before, in {cached.parents[1].name}")
-    return _to_download(name, base, known, cached)
+    # The hub id; its shape from an already downloaded config.json, or by name.
+    hub_id = base if cached is None else hub_id_of(cached)
+    if is_hub_id(name) or known is not None:
+        hub_id = name if known is None or is_hub_id(name) else known.hub_id
+    because = "not on this machine; it will be downloaded from the hub"
+    if not is_hub_id(name):
+        because = f"{base} is not on this machine; it will be downloaded from the hub as {hub_id}"
+    if cached is not None:
+        read, shape_from = read_shape(cached / "config.json")
+        if read is not None:
+            return ResolvedModel("hub", hub_id, because, read, shape_from)
+    if known is None:
+        why = f"{base} is not on this machine and not among the models known by name"
+        return ResolvedModel("hub", hub_id, because, None, why)
+    return ResolvedModel("hub", hub_id, because, known.shape, f"known sizes of {base}")
 
 
 def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -114,26 +128,6 @@ def is_hub_id(name: str) -> bool:
 def hub_id_of(snapshot: Path) -> str:
     """The repository of a snapshot in the hub cache."""
     return snapshot.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
-
-
-def _to_download(
-    name: str, base: str, known: KnownModel | None, begun: Path | None
-) -> ResolvedModel:
-    """The hub id; its shape from an already downloaded config.json (`begun`), or by name."""
-    hub_id = base if begun is None else hub_id_of(begun)
-    if is_hub_id(name) or known is not None:
-        hub_id = name if known is None or is_hub_id(name) else known.hub_id
-    because = "not on this machine; it will be downloaded from the hub"
-    if not is_hub_id(name):
-        because = f"{base} is not on this machine; it will be downloaded from the hub as {hub_id}"
-    if begun is not None:
-        shape, shape_from = read_shape(begun / "config.json")
-        if shape is not None:
-            return ResolvedModel("hub", hub_id, because, shape, shape_from)
-    if known is None:
-        why = f"{base} is not on this machine and not among the models known by name"
-        return ResolvedModel("hub", hub_id, because, None, why)
-    return ResolvedModel("hub", hub_id, because, known.shape, f"known sizes of {base}")
 
 
 def basename(name: str) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from expert.core.events import EventLog, Sink
 from expert.core.rundir import RunFolder
-from expert.data.feed.run_data import RunData, largest_ids
+from expert.data.feed.run_data import RunData
 from expert.model.device_memory import release_memory
 from expert.model.load import check_vocabulary
 from expert.parallel.engine import Groups
@@ -206,8 +206,8 @@ def model_of(session: Session) -> Built:
         group=session.group,
     )
     session.group.progress()
-    for largest in largest_ids(data):
-        check_vocabulary(built.loaded, largest)
+    for prepared in (folder for split in data.splits() for folder in split.folders):
+        check_vocabulary(built.loaded, prepared.statistics.largest_id)
     session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
     session.instruments.recompiling.restart()
     if plan.objective.needs_reference and data.prepared[0].reference is None:
