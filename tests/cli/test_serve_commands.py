@@ -37,9 +37,8 @@ def meanwhile(port: int, act: Callable[[Any], None]) -> threading.Thread:
 
     def wait_and_act() -> None:
         until(lambda: is_up(port), 120)
-        client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=60
-        )
+        place = f"http://127.0.0.1:{port}/v1"
+        client = openai.OpenAI(base_url=place, api_key="-", max_retries=0, timeout=60)
         try:
             act(client)
         finally:

@@ -13,7 +13,7 @@ import pytest
 from expert.telemetry import gpu as gpu_module
 from expert.telemetry.gpu import GpuSampler, allocator_stats
 from tests.planning.fake_nvml import GIB, FakeNvml, process
-from tests.telemetry.clocks import HandClock
+from tests.telemetry.conftest import HandClock
 
 
 class BusyNvml(FakeNvml):
@@ -38,11 +38,6 @@ class BusyNvml(FakeNvml):
 @pytest.fixture(autouse=True)
 def _all_cards_visible(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
 
 
 def sampled(nvml: FakeNvml, clock: HandClock, *uses: int, gpu: int = 0) -> GpuSampler:

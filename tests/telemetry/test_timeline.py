@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from expert.telemetry.timeline import PHASES, StepTimes, Timeline
-from tests.telemetry.clocks import HandClock
 
 
 class FakeDevice:
@@ -50,11 +49,6 @@ class FakeEvent:
         assert end_event.at is not None
         assert end_event.query(), "the device has not come this far"
         return 1000 * (end_event.at - self.at)
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
 
 
 @pytest.fixture

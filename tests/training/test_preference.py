@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -225,19 +224,3 @@ def test_one_batch_equals_many(tmp_path, in_float64, adapter):
         torch.testing.assert_close(value, together[name], **EXACT, msg=name)
     for name, value in of_alone.items():
         torch.testing.assert_close(value, of_together[name], **EXACT, msg=name)
-
-
-def test_against_its_own_answers_the_loss_is_ln_2_and_nothing_is_won(tmp_path):
-    loaded = load(tiny_model(tmp_path / "model"))
-    rows, store = some_rows(), documents_of(some_rows())
-    with torch.no_grad():
-        sums, _ = our_sums(loaded, rows, length=64, bins=2)
-    store.reference = sums.numpy()
-    objective, losses, metrics = Preference(plan()), [], []
-    for batch in batches_of(rows, length=64, bins=2, store=store):
-        loss, its = objective.loss_sum(loaded, batch)
-        losses.append(float(loss.detach()) / objective.weight(batch))
-        metrics.append(its)
-    assert losses == [pytest.approx(math.log(2), abs=1e-7)] * len(losses)  # float32
-    for name in ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"):
-        assert [float(each[name]) for each in metrics] == [0.0] * len(metrics)

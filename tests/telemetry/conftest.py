@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 class HandClock:
     """Returns the time it was set to."""
@@ -14,3 +16,8 @@ class HandClock:
 
     def turn(self, seconds: float) -> None:
         self.now += seconds
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
