@@ -16,20 +16,15 @@ from tests.cli.screens import STARTED, STEP, Screen, recorded
 # --- between two step lines ----------------------------------------------------------------------
 
 
-def progressed(screen: Screen, *moments: tuple[float, int]) -> list[str]:
-    """What was printed after the start, if steps were launched at these times."""
+def test_plain_output_has_a_line_after_the_first_step_and_then_one_in_twenty_seconds():
+    screen = Screen(terminal=False)
     with screen.view:
         screen.view(STARTED | {"logging_steps": 10})
         before = len(screen.lines())
-        for screen.now, step in moments:
+        for step in range(1, 43):
+            screen.now = float(step)
             screen.view.progress(step)
-    return screen.lines()[before:]
-
-
-def test_plain_output_has_a_line_after_the_first_step_and_then_one_in_twenty_seconds():
-    every_second = [(float(step), step) for step in range(1, 43)]
-    told = progressed(Screen(terminal=False), *every_second)
-    assert told == [f"step {step}/900" for step in (1, 21, 41)]
+    assert screen.lines()[before:] == [f"step {step}/900" for step in (1, 21, 41)]
 
 
 def test_the_bar_moves_with_every_step_and_keeps_what_the_last_line_showed():

@@ -31,13 +31,6 @@ def fox(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def printed_command(run, folder: Path) -> list[str]:
-    """What watch prints to resume a run with, as the words after `expert`."""
-    printed = run("watch", str(folder), "--once").out.splitlines()[-1]
-    assert printed.startswith(GO_ON)
-    return shlex.split(printed.removeprefix(GO_ON))
-
-
 def a_started_run(tmp_path: Path, manifest: Path) -> RunFolder:
     """A run folder with nothing but the event of its start, which takes liberties."""
     folder = RunFolder(tmp_path / "runs" / "demo-20260101-000000")
@@ -69,7 +62,9 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     assert run("train", str(file), *asked).code == 0
     [folder] = out.iterdir()
     killed(folder)
-    command = printed_command(run, folder)
+    printed = run("watch", str(folder), "--once").out.splitlines()[-1]
+    assert printed.startswith(GO_ON)
+    command = shlex.split(printed.removeprefix(GO_ON))
     for words in ("--epochs 2", "seed=7", "max_steps=4", "logging_steps=2"):
         assert words in " ".join(command)
     assert "output_dir" not in " ".join(command)  # the run folder is named

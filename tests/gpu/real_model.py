@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +37,7 @@ ON_CARD = DEVICE == "cuda"
 needs_card = pytest.mark.skipif(
     ON_CARD and not torch.cuda.is_available(), reason="needs a CUDA card"
 )
+card_only = pytest.mark.skipif(not ON_CARD, reason="what it looks at is on a CUDA card alone")
 FASTEST = "flash" if ON_CARD else "sdpa"
 LENGTH = 2048
 SIZE_OF_B = 0.01
@@ -119,16 +120,8 @@ def packed_batch(setting: Setting) -> Batch:
     rows = split.index.bins
     with split_batches(setting.plan, split, rows=rows, device=the_device()) as batches:
         (fed,) = batches
-        return Batch(
-            tokens=fed.tokens.clone(),
-            positions=fed.positions.clone(),
-            labels=fed.labels.clone(),
-            boundaries=fed.boundaries.clone(),
-            soft_mask=None,
-            target_places=fed.target_places.clone(),
-            targets=fed.targets,
-            whole_rows=fed.whole_rows,
-        )
+        values = {field.name: getattr(fed, field.name) for field in fields(Batch)}
+        return Batch(**{k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()})
 
 
 def unpacked(batch: Batch) -> list[Batch]:

@@ -67,10 +67,8 @@ def test_rows_are_not_read_again_while_their_files_are_the_same(tmp_path, monkey
     first = prepare(file)
     for module in (preparing, row_cache):
         monkeypatch.setattr(module, "iterate", lambda source: pytest.fail("read again"))
-    again = prepare(file)
-    assert [each.folder for each in again.train.folders] == [
-        each.folder for each in first.train.folders
-    ]
+    kept, again = (made.train.folders for made in (first, prepare(file)))
+    assert [each.folder for each in again] == [each.folder for each in kept]
 
 
 def test_an_update_of_short_rows_has_the_rows_that_the_manifest_says(tmp_path):
