@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from unittest.mock import MagicMock
 
 from tests.run.test_preparing import an_expert
 
@@ -27,9 +28,7 @@ def test_pretokenize_shows_hit_or_miss_and_the_counts(run, tmp_path):
 def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything(
     run, tmp_path, monkeypatch
 ):
-    def no_network(*_: object, **__: object) -> None:
-        raise OSError("no network")
-
+    no_network = MagicMock(side_effect=OSError("no network"))
     monkeypatch.setattr(urllib.request, "urlopen", no_network)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     unmade = an_expert(tmp_path / "a-unmade", dataset={"path": "rows/train.jsonl"})

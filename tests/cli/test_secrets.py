@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -77,10 +78,7 @@ def test_no_secret_is_in_what_a_run_a_report_and_an_export_write(
 def test_no_secret_is_in_what_a_failed_run_and_its_fault_file_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def fail(*_: object) -> Any:
-        raise AssertionError(RAISED)
-
-    inject(monkeypatch, fail)
+    inject(monkeypatch, MagicMock(side_effect=AssertionError(RAISED)))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     manifest = expert_of(tmp_path)

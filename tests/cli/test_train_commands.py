@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -221,13 +221,10 @@ def test_the_command_that_resumes_is_whole(argv, command):
 
 
 def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(run, expert, monkeypatch):
-    def interrupted(*_: Any, **__: Any) -> None:
-        assert list((expert.parent / "runs").iterdir())
-        raise Interrupted(signal.SIGINT)
-
+    interrupted = MagicMock(side_effect=Interrupted(signal.SIGINT))
     monkeypatch.setattr("expert.run.session.session.Instruments", interrupted)
     ran = run("train", "-m", str(expert), "--device", "cpu")
-    assert (ran.code, ran.err) == (130, "")
+    assert (ran.code, ran.err, interrupted.call_count) == (130, "", 1)
     assert "stopped by Ctrl-C before the first step: no run was started" in ran.out
     assert list((expert.parent / "runs").iterdir()) == []
 

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -68,10 +69,8 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 def test_a_file_that_cannot_be_created_is_named_and_not_a_temporary_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def fail(*given: object, **more: object) -> int:
-        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".a.txt.x1"))
-
-    monkeypatch.setattr("io.open", fail)
+    error = OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".a.txt.x1"))
+    monkeypatch.setattr("io.open", MagicMock(side_effect=error))
     with pytest.raises(OSError, match="Read-only") as failed:
         write_text_atomically(tmp_path / "a.txt", "new")
     assert failed.value.filename == str(tmp_path / "a.txt")

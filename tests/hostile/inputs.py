@@ -61,18 +61,14 @@ def _packed_by_zstd(file: Path) -> None:
             stream.write(ROW * 20_000)
 
 
-def _cell(size: int, rows: int = 1, **options: Any) -> Make:
-    """A Parquet file with a cell of so many bytes in each row."""
+def _large_cell(file: Path) -> None:
+    """A Parquet file whose only row has a cell of 1.2 GB."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    def make(file: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        texts = pa.array(["x" * size] * rows, pa.large_string())
-        table = pa.table({"instruction": ["say"] * rows, "response": texts})
-        pq.write_table(table, file, compression="zstd", **options)
-
-    return make
+    text = pa.array(["x" * 1_200_000_000], pa.large_string())
+    table = pa.table({"instruction": ["say"], "response": text})
+    pq.write_table(table, file, compression="zstd")
 
 
 def _repeated_cells(file: Path) -> None:
@@ -113,7 +109,7 @@ REFUSED: dict[str, tuple[str, Make]] = {
         _packed(b"a," + b"b" * 1000 + b"\n", 10**4, 100),
     ),
     "gigabytes of rows, by zstd": ("rows.jsonl.zst", _packed_by_zstd),
-    "a cell of 1.2 GB": ("rows.parquet", _cell(1_200_000_000)),
+    "a cell of 1.2 GB": ("rows.parquet", _large_cell),
     "a cell of a megabyte, 100,000 times": ("rows.parquet", _repeated_cells),
     "a spreadsheet that is a bomb": ("rows.xlsx", _workbook),
     "a terabyte that was never written": ("rows.jsonl", sparse(2**40)),

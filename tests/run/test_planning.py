@@ -10,6 +10,7 @@ import pytest
 import expert
 from expert.data.splits import data_order
 from expert.planning.run_plan import RunPlan
+from tests.jobs.runs import write_expert
 from tests.run.test_preparing import ROWS, an_expert, lines
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "expert-json" / "manifest.json"
@@ -52,18 +53,13 @@ def test_what_packing_replaces_is_honoured_without_it_and_reported_with_it():
 
 def _expert(folder: Path, rows: int, *, growing: bool = False, **dataset: object) -> Path:
     """`growing`: the longest rows come last."""
-    lines = [
-        json.dumps({"instruction": f"{'Add. ' * (n % 7)}{n} and 3?", "response": str(n + 3)})
+    made = [
+        {"instruction": f"{'Add. ' * (n % 7)}{n} and 3?", "response": str(n + 3)}
         for n in range(rows)
     ]
     if growing:
-        lines.sort(key=len)
-    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    training = {"dataset": {"path": "rows.jsonl", **dataset}, "config": {"max_seq_length": 128}}
-    data = {"name": "adder", "base_model": {"name": "tiny"}, "training": training}
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    return path
+        made.sort(key=lambda row: len(row["instruction"]))
+    return write_expert(folder, "tiny", {"max_seq_length": 128}, rows=made, dataset=dataset)
 
 
 def _reason(plan: RunPlan, path: str) -> str:
@@ -101,7 +97,7 @@ def test_max_samples_is_planned_and_prepared_alike(tmp_path):
 def test_a_plan_writes_nothing_but_the_hash_of_the_data(tmp_path):
     path = _expert(tmp_path, 50)
     expert.plan(path)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["manifest.json", "rows.jsonl"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["manifest.json", "train.jsonl"]
 
 
 def test_prepared_tokens_give_the_plan_the_numbers_of_the_run(tmp_path):
@@ -130,7 +126,7 @@ def test_a_model_that_is_not_here_or_rows_that_cannot_be_read_leave_the_bytes_to
     path = _expert(tmp_path, 20)
     plan = expert.plan(path, gpu="rtx-4090", overrides=("base_models[0].name=some/model",))
     assert _reason(plan, "length.tokens_per_epoch").startswith("from the file size: 3.8 bytes")
-    (tmp_path / "rows.jsonl").write_bytes(b"{broken\n" * 20)
+    (tmp_path / "train.jsonl").write_bytes(b"{broken\n" * 20)
     assert _reason(expert.plan(path), "length.tokens_per_epoch").startswith("from the file size")
 
 
@@ -138,7 +134,7 @@ def test_a_model_that_is_not_here_or_rows_that_cannot_be_read_leave_the_bytes_to
 def test_a_plan_warns_of_bad_rows_and_of_what_preparing_would_warn_of(tmp_path, how):
     """Also where rows are streamed, and where the tokenizer is not on this machine."""
     path = _expert(tmp_path, 20)
-    rows = tmp_path / "rows.jsonl"
+    rows = tmp_path / "train.jsonl"
     odd = {"instruction": "Greet {{name}}.", "response": "Hi.", "split": "test"}
     bad = json.dumps({"instruction": "a", "response": None})
     rows.write_text(f"{json.dumps(odd)}\n{bad}\nbroken\n{rows.read_text(encoding='utf-8')}")

@@ -6,7 +6,7 @@ import json
 import resource
 import shutil
 from pathlib import Path
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -212,14 +212,9 @@ def test_a_resumed_run_has_the_means_of_the_whole_and_nothing_half_made(whole, t
 
 def test_code_that_comes_with_a_model_runs_only_where_that_is_allowed(whole, tmp_path, monkeypatch):
     manifest, _ = whole
-    seen = []
-
-    def refuse(*_: Any, allow_remote_code: bool, **__: Any) -> Any:
-        seen.append(allow_remote_code)
-        raise ZeroDivisionError
-
+    refuse = MagicMock(side_effect=ZeroDivisionError)
     monkeypatch.setattr(load, "load_model", refuse)
     for more in ({}, {"allow_remote_code": True}):
         with pytest.raises(ZeroDivisionError):
             run(manifest, **more)
-    assert seen == [False, True]
+    assert [call.kwargs["allow_remote_code"] for call in refuse.mock_calls] == [False, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -216,11 +217,8 @@ def test_by_default_a_run_stops_at_what_is_not_finite_and_keeps_what_it_had_lear
 def test_a_tracker_that_fails_at_the_start_is_reported_and_the_run_continues(
     base, tmp_path, monkeypatch
 ):
-    def refuse(run, tell):
-        raise PermissionError(13, "Permission denied")
-
-    refused = TRACKERS["tensorboard"]._replace(open=refuse)
-    monkeypatch.setitem(TRACKERS, "tensorboard", refused)
+    refuse = MagicMock(side_effect=PermissionError(13, "Permission denied"))
+    monkeypatch.setitem(TRACKERS, "tensorboard", TRACKERS["tensorboard"]._replace(open=refuse))
     settings = SETTINGS | {"trackers": ["tensorboard"], "max_steps": 1}
     done = run(write_expert(tmp_path, base, settings))
     assert done.exit_code == 0

@@ -8,8 +8,7 @@ import pytest
 class HandClock:
     """Returns the time it was set to."""
 
-    def __init__(self, now: float = 100.0) -> None:
-        self.now = now
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now

@@ -40,8 +40,8 @@ def _all_cards_visible(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def sampled(nvml: FakeNvml, clock: HandClock, *uses: int, gpu: int = 0) -> GpuSampler:
-    sampler = GpuSampler(gpu, clock=clock, nvml=nvml)
+def sampled(nvml: FakeNvml, clock: HandClock, *uses: int) -> GpuSampler:
+    sampler = GpuSampler(0, clock=clock, nvml=nvml)
     for use in uses:
         clock.turn(1)
         vars(nvml)["use"] = use
