@@ -180,9 +180,8 @@ def runnable(document: Path, *, slow: bool) -> bool:
     run = [each for each in blocks(document) if each.commands and "not run" not in each.notes]
     if slow:
         commands = [command for block in run for command in block.commands]
-        return any("slow" in block.notes for block in run) or commands != [
-            *map(shortened, commands)
-        ]
+        hurried = [*map(shortened, commands)]
+        return any("slow" in block.notes for block in run) or commands != hurried
     return any("slow" not in block.notes for block in run)
 
 
@@ -274,9 +273,8 @@ def test_comments_above_a_block_are_read_and_outputs_told_from_commands():
     assert block.notes == {"exits with": "2", "output differs": "x"}
     assert [words_of(command) for command in block.commands] == [["expert", "plan", "-m", "x"]]
     assert (block.output, block.exit_code) == (("no",), 2)
-    [set_in] = blocks_of(
-        "So:\n\n    expert plan -m x \\\n      --gpu y\n    expert machine\n\nend\n"
-    )
+    text = "So:\n\n    expert plan -m x \\\n      --gpu y\n    expert machine\n\nend\n"
+    [set_in] = blocks_of(text)
     assert [words_of(one)[1] for one in set_in.commands] == ["plan", "machine"]
     assert list(blocks_of("```\nloss 1.0\n```\n")) == []
     assert list(blocks_of("```yaml\nexpert: x\n```\n")) == []

@@ -44,6 +44,7 @@ WORDS = [
     *(b"{{", b"}}", b"{%", b"%}", b"(", b")", b" for x in range(9) ", b"~", b"**", b"|join"),
     *(b"[" * 50, b'{"a":' * 50, b"a" * 5000, b"\x80", b"\xed\xa0\x80", b"=", b".", b"[0]", b"\t"),
 ]
+NUMBERS = (b"-1", b"0", b"1e99", b"4294967296", b"9" * 25)
 
 
 def _manifest(file: Path, raw: bytes) -> None:
@@ -204,9 +205,7 @@ def mutated(chance: random.Random, seeds: list[bytes]) -> bytes:
                 numbers = list(re.finditer(rb"\d+", bytes(raw)))
                 if numbers:
                     start, stop = chance.choice(numbers).span()
-                    raw[start:stop] = chance.choice(
-                        (b"-1", b"0", b"1e99", b"4294967296", b"9" * 25)
-                    )
+                    raw[start:stop] = chance.choice(NUMBERS)
     return bytes(raw)
 
 

@@ -120,8 +120,9 @@ def packed_batch(setting: Setting) -> Batch:
     rows = split.index.bins
     with split_batches(setting.plan, split, rows=rows, device=the_device()) as batches:
         (fed,) = batches
-        values = {field.name: getattr(fed, field.name) for field in fields(Batch)}
-        return Batch(**{k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()})
+        values = {each.name: getattr(fed, each.name) for each in fields(Batch)}
+        own: Any = {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
+        return Batch(**own)
 
 
 def unpacked(batch: Batch) -> list[Batch]:
@@ -194,9 +195,8 @@ def answer(built: Built, batches: Sequence[Batch]) -> Answer:
     logits = torch.cat([_logits(built, batch) for batch in batches])
     if learner._scaler is not None:
         _settle_scale(engine, batches, targets)
-    losses = [
-        float(forward_backward(engine, NextToken(), batch, divisor=targets)[0]) for batch in batches
-    ]
+    summed = (forward_backward(engine, NextToken(), each, divisor=targets)[0] for each in batches)
+    losses = list(map(float, summed))
     if learner._scaler is not None:
         learner._scaler.unscale_(learner._optimizer)
     named = learner._masters.named

@@ -241,11 +241,8 @@ def test_the_fused_loss_gives_what_the_whole_logits_give(setting, batch, referen
     whole = answered(setting, batch, values, fused_loss=False, **choices)
     found = distance(fused, whole)
     note_distance(f"fused loss {precision}", found)
-    bounds = {
-        "fp32": LOG_SOFTMAX,
-        "bf16": Bound(logits=1e-3, gradient=BOUNDS["bf16"].gradient, loss=1e-4),
-    }
-    bounds[precision].holds(found)
+    rounded = Bound(logits=1e-3, gradient=BOUNDS["bf16"].gradient, loss=1e-4)
+    (LOG_SOFTMAX if precision == "fp32" else rounded).holds(found)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def squeezed(request, tmp_path_factory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("squeezed")
     manifest = expert_of(folder, request.param, every=35, **config)
     rows = 4
-    needed = plan(manifest, overrides=asked(rows)).memory
+    needed: Any = plan(manifest, overrides=asked(rows)).memory
     while ON_CARD and needed.peak_bytes <= 2 * parse_size(CAP):
         rows *= 2
         needed = plan(manifest, overrides=asked(rows)).memory

@@ -79,10 +79,9 @@ class Model:
 def engine(
     dtype: torch.dtype, record: Any, *, warm_up_each_shape: bool = True, **plan: Any
 ) -> tuple[Model, Engine]:
-    model = Model(dtype)
+    model, each = Model(dtype), warm_up_each_shape
     learns = learner.OptimizerLearner(model.named, optim_plan(**plan), device=CPU, capture=record)
-    each = {"warm_up_each_shape": warm_up_each_shape}
-    return model, Engine(model, learns, device=CPU, capture=record, **each)
+    return model, Engine(model, learns, device=CPU, capture=record, warm_up_each_shape=each)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -138,9 +138,8 @@ def read_trackio(folder: Path) -> tuple[Points, dict[str, Any], dict[str, Any]]:
     asked = [sys.executable, "-W", "ignore", "-c", READ_TRACKIO, "colours"]
     answer = subprocess.run(asked, capture_output=True, text=True, check=True)
     name, logs, config = json.loads(answer.stdout.splitlines()[-1])
-    found = {
-        (key, row["step"]): float(row[key]) for row in logs for key in row if key in CURVE_NAMES
-    }
+    curves = [(row, key) for row in logs for key in row if key in CURVE_NAMES]
+    found = {(key, row["step"]): float(row[key]) for row, key in curves}
     final = [row["final_folder"] for row in logs if "final_folder" in row]
     facts = {"name": name, "project": "colours", "final": final[-1] if final else None}
     return found, config, facts

@@ -44,9 +44,15 @@ TO_A_FILE: dict[str, Harm] = {
     "zeroed": lambda file: file.write_bytes(bytes(file.stat().st_size)),
     "flipped": lambda file: flip(file, 60, 2),
 }
+
+
+def to_a_file(name: str, harm: Harm) -> Harm:
+    return lambda folder: harm(folder / name)
+
+
 HARMS: dict[str, tuple[Harm, str]] = {
     **{
-        f"{name} {how}": (lambda p, n=name, h=harm: h(p / n), "" if name == "DONE" else name)
+        f"{name} {how}": (to_a_file(name, harm), "" if name == "DONE" else name)
         for name in FILES
         for how, harm in TO_A_FILE.items()
     },

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -50,9 +51,8 @@ def test_what_is_read_back_from_a_checkpoint_continues_counting(cut):
     values = [1.0, 0.99, 0.7, math.nan, 0.69, 0.68, 0.67]
 
     def made(state=None) -> BestSoFar:
-        return BestSoFar(
-            "eval_loss", greater_is_better=False, threshold=0.1, patience=4, state=state
-        )
+        follow: Any = {"greater_is_better": False, "threshold": 0.1, "patience": 4}
+        return BestSoFar("eval_loss", **follow, state=state)
 
     whole, first = made(), made()
     expected = follow(whole, values)
