@@ -47,17 +47,15 @@ def test_the_output_on_the_page_on_plans_is_what_the_command_prints(
     (tmp_path / "broken.yaml").write_text(broken, encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     program = [python(), "-m", "expert"]
-    ran = subprocess.run(
-        [*program, *command.split()[1:]], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    words = [*program, *command.split()[1:]]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ran.stdout + ran.stderr == output
 
 
 def test_the_python_example_on_the_page_on_plans_runs():
     [code] = re.findall(r"```python\n(.*?)```", PLAN, flags=re.DOTALL)
-    ran = subprocess.run(
-        [python(), "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    words = [python(), "-c", code]
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert ran.stdout.startswith("bf16 2 ")
 
 

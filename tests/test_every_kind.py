@@ -96,9 +96,8 @@ def test_every_optimizer_is_planned_and_built(name):
 def test_every_schedule_is_planned_and_has_a_curve(name):
     made = planned(name, lr_scheduler=name)
     schedule = schedule_of(made.optim, 10)
-    rates = lacks(
-        "training/schedule.py", name, lambda: [learning_rate(step, schedule) for step in range(10)]
-    )
+    place = "training/schedule.py"
+    rates = lacks(place, name, lambda: [learning_rate(step, schedule) for step in range(10)])
     assert max(rates) == made.optim.learning_rate
     assert all(0 < rate <= made.optim.learning_rate for rate in rates)
 
@@ -108,24 +107,11 @@ def test_every_adapter_is_planned_built_and_counted(name, tmp_path):
     folder = tiny_model(tmp_path / "model")
     config = {"adapter_type": name, "max_steps": 10}
     models = [{"name": str(folder)}]
-    made = lacks(
-        "manifest/schema/kinds.py",
-        name,
-        lambda: plan(manifest(config, base_models=models), None, folder=tmp_path),
-    )
-    loaded = lacks(
-        "model/adapters.py",
-        name,
-        lambda: load_model(
-            made.model,
-            made.adapter,
-            made.kernels,
-            vocabulary=None,
-            device=CPU,
-            seed=0,
-            total_steps=10,
-        ),
-    )
+    named = manifest(config, base_models=models)
+    made = lacks("manifest/schema/kinds.py", name, lambda: plan(named, None, folder=tmp_path))
+    parts = (made.model, made.adapter, made.kernels)
+    more: dict[str, Any] = {"vocabulary": None, "device": CPU, "seed": 0, "total_steps": 10}
+    loaded = lacks("model/adapters.py", name, lambda: load_model(*parts, **more))
     trained = sum(tensor.numel() for tensor in trainable_tensors(loaded).values())
     planned_weights = made.adapter.trainable_parameters
     assert planned_weights == trained, f"weights of {name} in manifest/schema/kinds.py"
@@ -140,9 +126,8 @@ def test_every_adapter_may_be_named_by_a_released_one(name):
 def test_every_tracker_is_planned_and_opened_and_no_longer_refused(name, tmp_path, monkeypatch):
     assert planned(name, trackers=[name]).watch.trackers == [name]
     assert answer_to(f"{name}_project") is None, f"peers/unused.txt refuses {name}_*"
-    assert name == "tensorboard" or name in TRACKER_RUNS, (
-        f"telemetry/tracker_process.py lacks {name}"
-    )
+    missing = f"telemetry/tracker_process.py lacks {name}"
+    assert name == "tensorboard" or name in TRACKER_RUNS, missing
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     warnings: list[str] = []

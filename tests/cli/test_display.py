@@ -48,9 +48,8 @@ def test_a_wide_table_is_wrapped_within_its_columns():
 def test_at_80_columns_no_word_is_broken():
     console, file = recorded(terminal=True, width=80)
     names = ["training.config.gradient_accumulation_steps", "optim.scheduler_options"]
-    rows = [
-        (name, "bestfit, apart", "measured on this card: " + name, "manifest") for name in names
-    ]
+    why = "measured on this card: "
+    rows = [(name, "bestfit, apart", why + name, "manifest") for name in names]
     show_sheet(Sheet(("key", "value", "because", "source"), [rows]), console)
     narrow = [(name, "x", "short") for name in names]
     show_sheet(Sheet(("key", "value", "because"), [narrow]), console)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.each import each
 from tests.jobs.runs import base_model
 from tests.run.test_preparing import ROWS, lines
 
@@ -106,25 +107,6 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, re
     assert "give one manifest" in " ".join(twice.err.replace("│", "").split())
 
 
-@pytest.mark.parametrize(
-    ("command", "reported"),
-    [
-        (("validate", "--domain", "cobol"), "'cobol' is not one of 'json'"),
-        (("sample", ".", "--prompt", "x", "--temperature", "5"), "less than or equal to 2"),
-        (("train", "--max-steps", "3"), "--set max_steps=VALUE"),
-        (("plan", "--num-train-epochs=3"), "--set epochs=VALUE"),
-        (("validate", "a", "--expert", "b"), "a and --expert b: give one expert"),
-        (("dataset", "check"), "give a manifest: expert dataset check FILE"),
-        (("pretokenize", "--all", "nothere"), "--all nothere: there is no such folder"),
-    ],
-)
-def test_a_wrong_option_is_explained_in_plain_words(run, tmp_path, monkeypatch, command, reported):
-    monkeypatch.chdir(tmp_path)
-    ran = run(*command)
-    assert ran.code == 2
-    assert reported in " ".join(ran.err.replace("│", "").split())
-
-
 def test_rows_that_are_missing_are_reported_with_the_script_that_makes_them(run, tmp_path):
     file = a_manifest(tmp_path)
     rows, script = tmp_path / "train.jsonl", tmp_path / "make_data.py"
@@ -136,7 +118,7 @@ def test_rows_that_are_missing_are_reported_with_the_script_that_makes_them(run,
         assert reported in " ".join((ran.err + ran.out).split())
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text"),
     [
         ("rows.csv", "prompt,response\nSay: hi,hi\n"),

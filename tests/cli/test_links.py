@@ -30,13 +30,10 @@ NEW_RUN = {
 
 def state_of(folder: Path) -> dict[str, tuple[bytes, int]]:
     """Every file and folder outside, with its bytes and the time of its last change."""
-    return {
-        str(path.relative_to(folder)): (
-            path.read_bytes() if path.is_file() else b"",
-            path.stat().st_mtime_ns,
-        )
-        for path in [folder, *sorted(folder.rglob("*"))]
-    }
+    found = [folder, *folder.rglob("*")]
+    contents = [path.read_bytes() if path.is_file() else b"" for path in found]
+    times = [path.stat().st_mtime_ns for path in found]
+    return dict(zip(map(str, found), zip(contents, times, strict=True), strict=True))
 
 
 @pytest.fixture

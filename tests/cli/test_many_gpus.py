@@ -17,7 +17,7 @@ from expert.core.publish import publishing
 from expert.manifest.reader import read_manifest
 from expert.run.stored.locate import newest_resumable
 from tests.cli.running import ROOT
-from tests.jobs.runs import base_model, events_of, run_with_steps, until, write_expert
+from tests.jobs.runs import base_model, events_of, plan_of, run_with_steps, until, write_expert
 
 PATIENCE_SECONDS = 240.0
 
@@ -73,9 +73,7 @@ def test_resume_if_any_takes_the_newest_run_that_has_saved_something(manifest):
         if number < 3:
             with publishing(folder / "checkpoints" / "step-000001") as made:
                 (made / "state.json").write_text("{}")
-    newest = newest_resumable(read)
-    assert newest is not None
-    assert Path(newest).name == "demo-20260102-000000"
+    assert Path(newest_resumable(read) or "").name == "demo-20260102-000000"
 
 
 def test_launch_writes_the_file_and_prints_how_to_submit_it(run, manifest):
@@ -121,29 +119,21 @@ def pid_of_rank(rank: int, manifest: Path) -> int:
 
 
 @pytest.mark.slow
-def test_two_ranks_train_one_run_and_each_has_its_log(manifest):
-    process = started(manifest, "--gpus", "2", "--json")
-    out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == EXIT_OK, err
-    folder = Path(json.loads(out)["folder"])
-    assert (folder / "ranks" / "rank-1.log").is_file()
-    assert json.loads((folder / "plan.json").read_text())["parallel"]["ranks"] == 2
-    assert len(events_of(folder, "finished")) == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_is_named_and_the_run_resumes_with_max_restarts(manifest, rank):
-    words = ("--gpus", "2", "--epochs", "12", "--max-restarts", "1")
+    words = ("--gpus", "2", "--epochs", "12", "--max-restarts", "1", "--json")
     process = started(manifest, *words)
     run_of(manifest, 14)
     os.kill(pid_of_rank(rank, manifest), signal.SIGKILL)
-    _, err = process.communicate(timeout=PATIENCE_SECONDS)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == EXIT_OK, err
     first, again = [line for line in err.splitlines() if "rank" in line and "its log" not in line]
     assert first.startswith(f"rank {rank} ")
-    assert again == f"starting all ranks again ({1} of {1})"
-    (folder,) = (manifest.parent / "runs").iterdir()
+    assert again == "starting all ranks again (1 of 1)"
+    folder = Path(json.loads(out)["folder"])
+    assert [folder] == list((manifest.parent / "runs").iterdir())
+    assert (folder / "ranks" / "rank-1.log").is_file()
+    assert plan_of(folder)["parallel"]["ranks"] == 2
     assert len(events_of(folder, "resumed")) == 1
     assert len(events_of(folder, "finished")) == 1
 

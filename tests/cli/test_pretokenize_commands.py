@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from unittest.mock import MagicMock
 
 from tests.run.test_preparing import an_expert
 
@@ -17,24 +18,17 @@ def test_pretokenize_shows_hit_or_miss_and_the_counts(run, tmp_path):
     # Rows that are held out of the training rows are not counted twice.
     (line,) = [line for line in first.out.splitlines() if line.startswith("rows read")]
     assert line.split(maxsplit=3)[2:] == ["120", "split from train"]
-    assert (
-        "train: cache hit: made from the same data and settings"
-        in run("pretokenize", "-m", file).out
-    )
+    again = run("pretokenize", "-m", file).out
+    assert "train: cache hit: made from the same data and settings" in again
     streamed = run("pretokenize", file, "--set", "training.dataset.streaming=true")
     assert streamed.code == 2
     assert "streaming is true" in streamed.err
-    nothing = run("pretokenize")
-    assert nothing.code == 2
-    assert "give one manifest, or a folder with --all" in nothing.err
 
 
 def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything(
     run, tmp_path, monkeypatch
 ):
-    def no_network(*_: object, **__: object) -> None:
-        raise OSError("no network")
-
+    no_network = MagicMock(side_effect=OSError("no network"))
     monkeypatch.setattr(urllib.request, "urlopen", no_network)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     unmade = an_expert(tmp_path / "a-unmade", dataset={"path": "rows/train.jsonl"})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import pytest
-
 from tests.insight.pages import FIGURES, usual, write_run
 from tests.jobs.trained_runs import finished as finished_run
 
@@ -47,10 +45,8 @@ def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path):
     # A report makes room for a newer one.
     assert run("report", str(folder), "--to", str(tmp_path / "out" / "mine.html")).code == 0
     (tmp_path / "old.html").mkdir()  # a folder is a folder, whatever its name
-    reported = json.loads(
-        run("report", str(folder), "--to", str(tmp_path / "old.html"), "--json").out
-    )
-    assert reported["html"] == str(tmp_path / "old.html" / "report.html")
+    ran = run("report", str(folder), "--to", str(tmp_path / "old.html"), "--json")
+    assert json.loads(ran.out)["html"] == str(tmp_path / "old.html" / "report.html")
 
 
 def test_what_cannot_be_reported_or_written_is_refused_with_the_reason(run, tmp_path):
@@ -66,27 +62,3 @@ def test_what_cannot_be_reported_or_written_is_refused_with_the_reason(run, tmp_
         ran = run("report", *words)
         assert ran.code == 2
         assert reported in ran.err
-
-
-def test_the_loss_of_the_last_line_is_the_same_in_train_watch_and_report(run, tmp_path):
-    import re
-
-    from tests.jobs.runs import base_model, events_of, write_expert
-
-    config = {"max_steps": 6, "logging_steps": 3}
-    file = write_expert(tmp_path / "e", base_model(), config)
-    ran = run("train", str(file), "--device", "cpu")
-    first, last = re.findall(r"^step [36]/6  loss ([0-9.e-]+)", ran.out, re.MULTILINE)
-    assert first != last
-    [folder] = (tmp_path / "e" / "runs").iterdir()
-    # Each line is the mean of three steps; all lines together give the mean of the run.
-    [end], lines = events_of(folder, "finished"), events_of(folder, "step")
-    total = sum(line["loss"] * line["targets"] for line in lines)
-    assert end["loss"] == pytest.approx(total / sum(line["targets"] for line in lines), rel=1e-6)
-    once = run("watch", str(folder), "--once").out.splitlines()
-    assert [line.split()[-1] for line in once if line.startswith("loss ")] == [last]
-    page = tmp_path / "page.html"
-    assert run("report", str(folder), "--to", str(page)).code == 0
-    text = page.read_text(encoding="utf-8")
-    assert f"{last}" in text
-    assert "smoothed, at step 6" in text

@@ -31,18 +31,12 @@ def fox(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def printed_command(run, folder: Path) -> list[str]:
-    """What watch prints to resume a run with, as the words after `expert`."""
-    printed = run("watch", str(folder), "--once").out.splitlines()[-1]
-    assert printed.startswith(GO_ON)
-    return shlex.split(printed.removeprefix(GO_ON))
-
-
 def a_started_run(tmp_path: Path, manifest: Path) -> RunFolder:
-    """A run folder with nothing but the event of its start."""
+    """A run folder with nothing but the event of its start, which takes liberties."""
     folder = RunFolder(tmp_path / "runs" / "demo-20260101-000000")
     folder.path.mkdir(parents=True)
-    started = {"event": "started", "time": 1.0, "manifest": str(manifest)}
+    allowed = {"allow_remote_code": True, "allow_changed": True}
+    started = {"event": "started", "time": 1.0, "manifest": str(manifest), **allowed}
     folder.events.write_text(json.dumps(started) + "\n", encoding="utf-8")
     return folder
 
@@ -68,7 +62,9 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     assert run("train", str(file), *asked).code == 0
     [folder] = out.iterdir()
     killed(folder)
-    command = printed_command(run, folder)
+    printed = run("watch", str(folder), "--once").out.splitlines()[-1]
+    assert printed.startswith(GO_ON)
+    command = shlex.split(printed.removeprefix(GO_ON))
     for words in ("--epochs 2", "seed=7", "max_steps=4", "logging_steps=2"):
         assert words in " ".join(command)
     assert "output_dir" not in " ".join(command)  # the run folder is named
@@ -99,9 +95,6 @@ def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, fox, mon
 
 def test_no_resume_command_takes_a_permission_from_the_run_folder(tmp_path):
     folder = a_started_run(tmp_path, write_expert(tmp_path, "tiny", {}))
-    events = [json.loads(line) for line in folder.events.read_text().splitlines()]
-    allowed = {**events[0], "allow_remote_code": True, "allow_changed": True}
-    folder.events.write_text(json.dumps(allowed) + "\n", encoding="utf-8")
     assert "--allow" not in resume_command_of(folder)
 
 

@@ -46,28 +46,6 @@ def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_reported(run):
     assert "temperature 0.8: at 0 the text soon repeats itself" in first.err
 
 
-@pytest.mark.parametrize(
-    ("characters", "words", "told"),
-    [
-        (True, ("--prompt", "é"), "the character 'é' is not in the model's training text"),
-        (
-            False,
-            ("--prompt", "x", "--checkpoint", "99"),
-            "there is no checkpoint of step 99  (there is --checkpoint",
-        ),
-        (False, ("--prompt", "  \n"), "--prompt: is empty  (write a question)"),
-        (False, (), "--prompt: nothing to answer  (add --prompt TEXT, or"),  # without a terminal
-    ],
-)
-def test_what_cannot_be_answered_is_refused_before_anything_is_written(
-    run, characters, words, told
-):
-    folder = finished_characters() if characters else finished("lora")
-    ran = run("sample", str(folder), *words, *CPU)
-    assert (ran.code, ran.out) == (2, "")
-    assert told in ran.err
-
-
 # --- exporting -----------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -45,8 +46,7 @@ def hits(folder: Path, *shown: Outcome) -> list[str]:
 
 def expert_of(folder: Path, **config: Any) -> Path:
     config = {"max_steps": 2, "save_steps": 1, "trackers": ["tensorboard"], **config}
-    manifest = write_expert(folder / "demo", base_model(1), config, **NAMED)
-    return manifest.rename(folder / "mine.json")
+    return write_expert(folder, base_model(1), config, **NAMED).rename(folder / "mine.json")
 
 
 @pytest.mark.fault(28)
@@ -54,7 +54,6 @@ def test_no_secret_is_in_what_a_run_a_report_and_an_export_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     manifest = expert_of(tmp_path)
-    (tmp_path / "train.jsonl").write_bytes((tmp_path / "demo" / "train.jsonl").read_bytes())
     out, word = tmp_path / "out", ["--device", "cpu"]
     trained = ended("train", "-m", str(manifest), "-o", str(out / "runs"), *word)
     assert trained.code == 0, trained.text
@@ -79,14 +78,10 @@ def test_no_secret_is_in_what_a_run_a_report_and_an_export_write(
 def test_no_secret_is_in_what_a_failed_run_and_its_fault_file_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def fail(*_: object) -> Any:
-        raise AssertionError(RAISED)
-
-    inject(monkeypatch, fail)
+    inject(monkeypatch, MagicMock(side_effect=AssertionError(RAISED)))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     manifest = expert_of(tmp_path)
-    (tmp_path / "train.jsonl").write_bytes((tmp_path / "demo" / "train.jsonl").read_bytes())
     words = ["--device", "cpu", "--set", "routing.hf_token=argument-canary-15"]
     out = str(tmp_path / "tmp" / "runs")
     failed = ended("train", "-m", str(manifest), "-o", out, *words)

@@ -16,30 +16,26 @@ import pytest
 from expert.answer import engine as answer_engine
 from expert.answer import steps as answer_steps
 from expert.jobs.serve import listen
+from tests.cli.running import Ran, Runner
 from tests.jobs.runs import until
 from tests.jobs.trained_runs import finished
 
 ASKED: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "say cat 1"}]}
 
 
-def free_port() -> int:
+def served(run: Runner, act: Callable[[Any], None], *words: str) -> tuple[int, Ran]:
+    """Serve, which has the main thread, until a client has acted; the port, and what was shown."""
     with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+        port = found.getsockname()[1]
 
-
-def is_up(port: int) -> bool:
-    with socket.socket() as found:
-        return found.connect_ex(("127.0.0.1", port)) == 0
-
-
-def meanwhile(port: int, act: Callable[[Any], None]) -> threading.Thread:
-    """Act as a client once the server is there; the command itself has the main thread."""
+    def is_up() -> bool:
+        with socket.socket() as found:
+            return found.connect_ex(("127.0.0.1", port)) == 0
 
     def wait_and_act() -> None:
-        until(lambda: is_up(port), 120)
-        client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=60
-        )
+        until(is_up, 120)
+        place = f"http://127.0.0.1:{port}/v1"
+        client = openai.OpenAI(base_url=place, api_key="-", max_retries=0, timeout=60)
         try:
             act(client)
         finally:
@@ -48,19 +44,18 @@ def meanwhile(port: int, act: Callable[[Any], None]) -> threading.Thread:
 
     thread = threading.Thread(target=wait_and_act)
     thread.start()
-    return thread
+    ran = run("serve", *words, "--port", str(port))
+    thread.join()
+    return port, ran
 
 
 def test_serve_prints_its_address_an_example_and_a_line_per_request(run):
-    port = free_port()
     found: list[Any] = []
 
     def ask(client: Any) -> None:
         found.append(client.chat.completions.create(**ASKED))
 
-    client = meanwhile(port, ask)
-    ran = run("serve", str(finished("lora")), "--port", str(port), "--device", "cpu")
-    client.join()
+    port, ran = served(run, ask, str(finished("lora")), "--device", "cpu")
     assert ran.code == 143
     assert found[0].choices[0].message.content
     assert ran.err.endswith("stopped by SIGTERM: nothing is served any more\n")
@@ -81,7 +76,6 @@ def test_running_answers_are_cut_after_a_while(run, monkeypatch):
         advance(self, tokens, live)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", slowly)
-    port = free_port()
     said: list[str | None] = []
 
     def ask(client: Any) -> None:
@@ -94,16 +88,13 @@ def test_running_answers_are_cut_after_a_while(run, monkeypatch):
         except openai.APIError as error:
             said.append(error.message)
 
-    client = meanwhile(port, ask)
-    ran = run("serve", f"demo={finished('lora')}", "--port", str(port), "--device", "cpu", "-q")
-    client.join()
+    _, ran = served(run, ask, f"demo={finished('lora')}", "--device", "cpu", "-q")
     assert ran.code in (130, 143)  # the helper's own signal may be the second
     assert said[-1] == "the server was stopped"
 
 
 def test_the_generated_token_is_printed_for_other_machines(run, monkeypatch):
     monkeypatch.delenv("EXPERT_SERVE_TOKEN", raising=False)
-    port = free_port()
     codes: list[int] = []
 
     def ask(client: Any) -> None:
@@ -111,9 +102,7 @@ def test_the_generated_token_is_printed_for_other_machines(run, monkeypatch):
             client.models.list()
         codes.append(401)
 
-    client = meanwhile(port, ask)
-    ran = run("serve", str(finished("lora")), "--host", "0.0.0.0", "--port", str(port))
-    client.join()
+    _, ran = served(run, ask, str(finished("lora")), "--host", "0.0.0.0")
     assert codes == [401]
     (made,) = [line for line in ran.out.splitlines() if line.startswith("export EXPERT_SERVE_")]
     assert len(made.partition("=")[2]) >= 32

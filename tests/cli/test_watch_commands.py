@@ -55,7 +55,7 @@ def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
     assert ran.code == 0
     assert ran.out.splitlines()[-3] == "step 4/9  loss 1.5000  lr 1.0e-03"
     assert ran.out.splitlines()[-2].startswith("the trainer ended without a final event")
-    go_on = "resume with: expert train --manifest FILE --resume {r}".format(r=tmp_path / "r")
+    go_on = f"resume with: expert train --manifest FILE --resume {tmp_path / 'r'}"
     assert ran.out.splitlines()[-1] == go_on
     assert run("watch", str(tmp_path / "r"), "--once").out.splitlines()[-1] == go_on
     found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
@@ -65,9 +65,8 @@ def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
 def test_a_stopped_run_is_shown_with_the_command_that_resumes_wherever_it_was_moved(run, tmp_path):
     home = tmp_path / "moved"
     stopped = {"event": "stopped", "time": 3.0, "step": 4, "reason": "signal", "exit_code": 130}
-    folder = a_run(
-        home / "runs" / "r", {**STARTED, "manifest": "/gone/fruit/manifest.yaml"}, STEP, stopped
-    )
+    started = {**STARTED, "manifest": "/gone/fruit/manifest.yaml"}
+    folder = a_run(home / "runs" / "r", started, STEP, stopped)
     plan = {"watch": {"output_dir": "/gone/fruit/runs"}}
     folder.plan.write_text(json.dumps(plan), encoding="utf-8")
     (home / "manifest.yaml").write_text("name: demo\n", encoding="utf-8")

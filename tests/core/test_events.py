@@ -22,10 +22,6 @@ from tests.each import each
 from tests.faults.counting import case
 
 
-def ticking() -> Any:
-    return iter(range(1000)).__next__
-
-
 def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -130,7 +126,7 @@ def test_a_full_disk_gives_one_warning_and_the_lines_follow_when_there_is_room(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", write)
-    log = EventLog(path, [seen.append], clock=ticking())
+    log = EventLog(path, [seen.append])
     log.emit("a")
     full = True
     log.emit("b" * 3)

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,15 +19,12 @@ from expert.core.files import (
     sha256_of,
     write_text_atomically,
 )
+from tests.core.test_publish import names
 from tests.each import each
 
 
 def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_content_is_written_as_it_is_and_the_mode_is_kept_or_that_of_a_plain_open(tmp_path: Path):
@@ -42,7 +40,7 @@ def test_content_is_written_as_it_is_and_the_mode_is_kept_or_that_of_a_plain_ope
         path.chmod(0o640)
         write_text_atomically(path, "new")
         assert (path.read_text(), _mode(path)) == ("new", 0o640)
-        assert _names(path.parent) == ["a.txt"]
+        assert names(path.parent) == ["a.txt"]
         path.unlink()
 
 
@@ -65,16 +63,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     if isinstance(failed.value, OSError):
         assert failed.value.filename == str(path)  # the system names no file of a failed write
     assert path.read_text() == "old"
-    assert _names(tmp_path) == ["a.txt"]
+    assert names(tmp_path) == ["a.txt"]
 
 
 def test_a_file_that_cannot_be_created_is_named_and_not_a_temporary_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def fail(*given: object, **more: object) -> int:
-        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".a.txt.x1"))
-
-    monkeypatch.setattr("io.open", fail)
+    error = OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".a.txt.x1"))
+    monkeypatch.setattr("io.open", MagicMock(side_effect=error))
     with pytest.raises(OSError, match="Read-only") as failed:
         write_text_atomically(tmp_path / "a.txt", "new")
     assert failed.value.filename == str(tmp_path / "a.txt")

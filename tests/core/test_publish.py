@@ -9,6 +9,7 @@ import shutil
 import socket
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -90,12 +91,9 @@ def test_every_byte_reaches_the_disk_before_the_name(
 def test_after_an_exception_in_the_filling_or_the_sealing_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ):
-    def fail(*_: object) -> None:
-        raise error
-
     with pytest.raises(type(error)), publishing(tmp_path / "x"):
-        fail()
-    monkeypatch.setattr(os, "fsync", fail)
+        raise error
+    monkeypatch.setattr(os, "fsync", MagicMock(side_effect=error))
     with pytest.raises(type(error)):
         published(tmp_path / "x")
     assert names(tmp_path) == []
@@ -111,9 +109,7 @@ def test_a_finished_target_is_never_overwritten_and_the_same_content_is_as_good(
     assert damage(target) == ""
     assert names(tmp_path) == ["x"]
     (target / "a.bin").write_bytes(b"b" * 100)
-    with pytest.raises(
-        PublishError, match=r"x: already exists and is damaged: a\.bin does not match"
-    ):
+    with pytest.raises(PublishError, match=r"x: already exists and is damaged: a\.bin does not"):
         published(target)
 
 

@@ -44,18 +44,17 @@ WORDS = [
     *(b"{{", b"}}", b"{%", b"%}", b"(", b")", b" for x in range(9) ", b"~", b"**", b"|join"),
     *(b"[" * 50, b'{"a":' * 50, b"a" * 5000, b"\x80", b"\xed\xa0\x80", b"=", b".", b"[0]", b"\t"),
 ]
+NUMBERS = (b"-1", b"0", b"1e99", b"4294967296", b"9" * 25)
 
 
-def _manifest(kind: str) -> Read:
+def _manifest(file: Path, raw: bytes) -> None:
     from expert.manifest.reader import interpret_document
     from expert.manifest.text.document import parse_document
 
-    def read(file: Path, raw: bytes) -> None:
-        found = interpret_document(parse_document(raw.decode("utf-8", "replace"), kind))  # type: ignore[arg-type]
-        assert found.manifest.name
-        assert all(str(notice) for notice in found.notices)
-
-    return read
+    kind: Any = file.suffix[1:]
+    found = interpret_document(parse_document(raw.decode("utf-8", "replace"), kind))
+    assert found.manifest.name
+    assert all(str(notice) for notice in found.notices)
 
 
 def _upgrade(file: Path, raw: bytes) -> None:
@@ -162,23 +161,23 @@ TEMPLATES = [
 ]
 
 
-TARGETS: dict[str, tuple[str, Callable[[], Read], Callable[[], list[bytes]]]] = {
-    "manifest-json": ("m.json", lambda: _manifest("json"), lambda: _good(".json")),
-    "manifest-yaml": ("m.yaml", lambda: _manifest("yaml"), lambda: _good(".yaml", ".yml")),
-    "upgrade": ("m.yaml", lambda: _upgrade, lambda: _good(".yaml", ".yml", ".json")),
-    "override": ("m.txt", lambda: _override, lambda: OVERRIDES),
-    "csv": ("r.csv", lambda: _rows, lambda: _files("rivers.csv", "rivers.tsv")),
-    "jsonl": ("r.jsonl", lambda: _rows, lambda: _files("messages.jsonl", "rivers.jsonl")),
-    "json": ("r.json", lambda: _rows, lambda: _files("rivers.json", "rivers_under_data.json")),
-    "parquet": ("r.parquet", lambda: _rows, lambda: _files("rivers.parquet")),
-    "arrow": ("r.arrow", lambda: _rows, lambda: _files("rivers.arrow", "rivers_file.arrow")),
-    "template": ("t.jinja", lambda: _template, lambda: TEMPLATES),
-    "stored-json": ("plan.json", lambda: _stored, lambda: STORED),
-    "hash": ("h.txt", lambda: _hashed, lambda: [hashlib.sha256(b"{}").hexdigest().encode()]),
-    "events": ("events.jsonl", lambda: _events, lambda: EVENTS),
-    "done": ("DONE", lambda: _done, lambda: DONE_FILE),
-    "safetensors": ("model.safetensors", lambda: _model, lambda: [_tiny("model.safetensors")]),
-    "config": ("config.json", lambda: _model, lambda: [_tiny("config.json")]),
+TARGETS: dict[str, tuple[str, Read, Callable[[], list[bytes]]]] = {
+    "manifest-json": ("m.json", _manifest, lambda: _good(".json")),
+    "manifest-yaml": ("m.yaml", _manifest, lambda: _good(".yaml", ".yml")),
+    "upgrade": ("m.yaml", _upgrade, lambda: _good(".yaml", ".yml", ".json")),
+    "override": ("m.txt", _override, lambda: OVERRIDES),
+    "csv": ("r.csv", _rows, lambda: _files("rivers.csv", "rivers.tsv")),
+    "jsonl": ("r.jsonl", _rows, lambda: _files("messages.jsonl", "rivers.jsonl")),
+    "json": ("r.json", _rows, lambda: _files("rivers.json", "rivers_under_data.json")),
+    "parquet": ("r.parquet", _rows, lambda: _files("rivers.parquet")),
+    "arrow": ("r.arrow", _rows, lambda: _files("rivers.arrow", "rivers_file.arrow")),
+    "template": ("t.jinja", _template, lambda: TEMPLATES),
+    "stored-json": ("plan.json", _stored, lambda: STORED),
+    "hash": ("h.txt", _hashed, lambda: [hashlib.sha256(b"{}").hexdigest().encode()]),
+    "events": ("events.jsonl", _events, lambda: EVENTS),
+    "done": ("DONE", _done, lambda: DONE_FILE),
+    "safetensors": ("model.safetensors", _model, lambda: [_tiny("model.safetensors")]),
+    "config": ("config.json", _model, lambda: [_tiny("config.json")]),
 }
 """By name: the file that is read, its parser, and what is sound."""
 
@@ -206,9 +205,7 @@ def mutated(chance: random.Random, seeds: list[bytes]) -> bytes:
                 numbers = list(re.finditer(rb"\d+", bytes(raw)))
                 if numbers:
                     start, stop = chance.choice(numbers).span()
-                    raw[start:stop] = chance.choice(
-                        (b"-1", b"0", b"1e99", b"4294967296", b"9" * 25)
-                    )
+                    raw[start:stop] = chance.choice(NUMBERS)
     return bytes(raw)
 
 
@@ -227,7 +224,7 @@ def attempt(name: str, raw: bytes, folder: Path) -> str:
     before = signal.signal(signal.SIGPROF, too_slow)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
-        reader()(path, raw)
+        reader(path, raw)
     except ExpertError as error:
         return "" if str(error).strip() else f"{type(error).__name__} without a word"
     except BaseException:  # noqa: BLE001 - whatever it is, it is a find
@@ -285,7 +282,8 @@ def main() -> None:
     told = asked.parse_args()
     total = 0
     for name in told.only or TARGETS:
-        TARGETS[name][1]()  # imported once, before the forks
+        with tempfile.TemporaryDirectory() as made:  # imported once, before the forks
+            attempt(name, TARGETS[name][2]()[0], Path(made))
         kinds: dict[str, int] = {}
         count = 0
         for tried, raw, why in fuzzed(name, 60 * told.minutes, told.seed):

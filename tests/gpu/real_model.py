@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +37,7 @@ ON_CARD = DEVICE == "cuda"
 needs_card = pytest.mark.skipif(
     ON_CARD and not torch.cuda.is_available(), reason="needs a CUDA card"
 )
+card_only = pytest.mark.skipif(not ON_CARD, reason="what it looks at is on a CUDA card alone")
 FASTEST = "flash" if ON_CARD else "sdpa"
 LENGTH = 2048
 SIZE_OF_B = 0.01
@@ -119,16 +120,9 @@ def packed_batch(setting: Setting) -> Batch:
     rows = split.index.bins
     with split_batches(setting.plan, split, rows=rows, device=the_device()) as batches:
         (fed,) = batches
-        return Batch(
-            tokens=fed.tokens.clone(),
-            positions=fed.positions.clone(),
-            labels=fed.labels.clone(),
-            boundaries=fed.boundaries.clone(),
-            soft_mask=None,
-            target_places=fed.target_places.clone(),
-            targets=fed.targets,
-            whole_rows=fed.whole_rows,
-        )
+        values = {each.name: getattr(fed, each.name) for each in fields(Batch)}
+        own: Any = {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
+        return Batch(**own)
 
 
 def unpacked(batch: Batch) -> list[Batch]:
@@ -201,9 +195,8 @@ def answer(built: Built, batches: Sequence[Batch]) -> Answer:
     logits = torch.cat([_logits(built, batch) for batch in batches])
     if learner._scaler is not None:
         _settle_scale(engine, batches, targets)
-    losses = [
-        float(forward_backward(engine, NextToken(), batch, divisor=targets)[0]) for batch in batches
-    ]
+    summed = (forward_backward(engine, NextToken(), each, divisor=targets)[0] for each in batches)
+    losses = list(map(float, summed))
     if learner._scaler is not None:
         learner._scaler.unscale_(learner._optimizer)
     named = learner._masters.named

@@ -118,6 +118,12 @@ def _table(name: str) -> str:
     )
 
 
+def pieces(size: int, starts: range) -> list[dict[str, str]]:
+    """Rows of so many characters, cut from every text from these places on."""
+    rows = [{"text": text[start : start + size]} for text in TEXTS for start in starts]
+    return [row for row in rows if row["text"].strip()]
+
+
 TEXTS = (
     _PROSE,
     _CODE,

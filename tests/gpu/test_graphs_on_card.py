@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.real_model import SMOLLM2, note
+from tests.gpu.real_model import SMOLLM2, card_only, needs_card, note
 from tests.gpu.test_recovery_on_card import FIRST_LOSS, expert_of
-from tests.gpu.trainer import in_own_process
+from tests.gpu.trainer import run_of
 from tests.jobs.runs import events_of, plan_of
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
-]
+pytestmark = [pytest.mark.gpu, needs_card, card_only]
 # Micro-batches that lack sequences are padded where they are captured and laid end to end where
 # they are launched: gradients are sums of other numbers of rows, which tips roundings to bfloat16.
 # On an H200 a later loss moved by 0.19 %, and by nothing where both had one layout
@@ -35,9 +31,7 @@ def trained(folder: Path, model: str, *, waits: bool = False, **config: Any) -> 
         "evaluation_strategy": "no",
         **config,
     }
-    done = in_own_process(expert_of(folder, model, **settings), waits=waits)
-    assert done["exit_code"] == 0
-    return Path(done["folder"])
+    return run_of(expert_of(folder, model, **settings), waits=waits)
 
 
 def losses(folder: Path, model: str, *, graphs: bool, **config: Any) -> list[float]:

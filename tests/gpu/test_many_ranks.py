@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,16 +25,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def base() -> Path:
-    return base_model(layers=2)
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_on_one_card_train_as_one_does(kind, base, tmp_path):
+def test_two_ranks_on_one_card_train_as_one_does(kind, tmp_path):
     # bfloat16 has steps of 0.4 %; where weights are spread, norms compute in it too.
     config = {"epochs": 1, "micro_batch_size": 2, "torch_compile": False, **KINDS[kind]}
-    options = {"device": "cuda"}
+    base, options = base_model(layers=2), {"device": "cuda"}
     alone = run(write_expert(tmp_path / "one", base, config)).folder
     manifest = write_expert(tmp_path / "two", base, config)
     together = fine(ranks(2, trained, manifest, options, spawn=True))[0]

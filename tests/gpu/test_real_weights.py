@@ -39,6 +39,7 @@ from tests.gpu.real_model import (
     Distance,
     Setting,
     answer,
+    card_only,
     distance,
     let_go,
     make_setting,
@@ -54,7 +55,7 @@ from tests.gpu.real_model import (
     the_device,
     unpacked,
 )
-from tests.gpu.real_texts import TEXTS
+from tests.gpu.real_texts import TEXTS, pieces
 from tests.jobs.runs import events_of, write_expert
 from tests.model.models import Batch
 
@@ -128,6 +129,16 @@ def answered(setting: Setting, batch: Batch, values: Any, **choices: Any) -> Ans
         return answer(built, [batch])
 
 
+def holds(name: str, setting: Setting, batch: Batch, reference: Any, choices: Any) -> None:
+    """A model with these choices is near enough to the reference for its precision."""
+    right, values = reference
+    if choices["precision"] == "fp32":
+        choices["tf32"] = False
+    found = distance(answered(setting, batch, values, **choices), right)
+    note_distance(f"{name}{' compiled' if choices['compile'] else ''}", found)
+    BOUNDS[choices["precision"]].holds(found)
+
+
 def test_the_texts_fill_rows_with_several_documents_each(setting, batch, reference):
     assert LENGTH / 2 < batch.tokens.shape[1] <= LENGTH
     assert len(unpacked(batch)) == len(TEXTS)
@@ -142,35 +153,26 @@ def test_the_texts_fill_rows_with_several_documents_each(setting, batch, referen
     assert share > 0.99
 
 
-CARD_ONLY = pytest.mark.skipif(not ON_CARD, reason="the kernel needs a CUDA card")
-
-
 @pytest.mark.parametrize(
     ("precision", "attention", "compiled"),
     [
         ("fp32", "sdpa", False),
         ("bf16", "eager", False),
         ("bf16", "sdpa", False),
-        pytest.param("bf16", "flash", False, marks=CARD_ONLY),
-        pytest.param("bf16", "flex", False, marks=CARD_ONLY),
+        pytest.param("bf16", "flash", False, marks=card_only),
+        pytest.param("bf16", "flex", False, marks=card_only),
         ("bf16", "sdpa", True),
-        pytest.param("bf16", "flash", True, marks=CARD_ONLY),
-        pytest.param("bf16", "flex", True, marks=CARD_ONLY),
+        pytest.param("bf16", "flash", True, marks=card_only),
+        pytest.param("bf16", "flex", True, marks=card_only),
         ("fp16", "sdpa", False),
-        pytest.param("fp16", "flash", True, marks=CARD_ONLY),
+        pytest.param("fp16", "flash", True, marks=card_only),
     ],
 )
 def test_packed_rows_give_what_float32_gives_of_single_documents(
     setting, batch, reference, precision, attention, compiled
 ):
-    right, values = reference
     choices = {"precision": precision, "attention": attention, "compile": compiled}
-    if precision == "fp32":
-        choices["tf32"] = False
-    found = distance(answered(setting, batch, values, **choices), right)
-    name = f"{precision} {attention}{' compiled' if compiled else ''}"
-    note_distance(name, found)
-    BOUNDS[precision].holds(found)
+    holds(f"{precision} {attention}", setting, batch, reference, choices)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -220,13 +222,10 @@ def dora_reference(setting, batch) -> tuple[Answer, dict[str, torch.Tensor]]:
 def test_our_dora_gives_what_pefts_own_gives_in_float32(
     setting, batch, dora_reference, precision, compiled
 ):
-    right, values = dora_reference
     choices = {"adapter": "dora", "precision": precision, "compile": compiled}
     if precision == "fp32":
-        choices |= {"attention": "sdpa", "tf32": False}
-    found = distance(answered(setting, batch, values, **choices), right)
-    note_distance(f"dora {precision}{' compiled' if compiled else ''}", found)
-    BOUNDS[precision].holds(found)
+        choices["attention"] = "sdpa"
+    holds(f"dora {precision}", setting, batch, dora_reference, choices)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -242,18 +241,15 @@ def test_the_fused_loss_gives_what_the_whole_logits_give(setting, batch, referen
     whole = answered(setting, batch, values, fused_loss=False, **choices)
     found = distance(fused, whole)
     note_distance(f"fused loss {precision}", found)
-    bounds = {
-        "fp32": LOG_SOFTMAX,
-        "bf16": Bound(logits=1e-3, gradient=BOUNDS["bf16"].gradient, loss=1e-4),
-    }
-    bounds[precision].holds(found)
+    rounded = Bound(logits=1e-3, gradient=BOUNDS["bf16"].gradient, loss=1e-4)
+    (LOG_SOFTMAX if precision == "fp32" else rounded).holds(found)
 
 
 @pytest.mark.parametrize(
     "attention",
     [
-        pytest.param("flash", marks=CARD_ONLY),
-        pytest.param("flex", marks=CARD_ONLY),
+        pytest.param("flash", marks=card_only),
+        pytest.param("flex", marks=card_only),
         "sdpa",
     ],
 )
@@ -275,8 +271,7 @@ def test_nothing_is_compiled_again_after_the_third_update(tmp_path: Path, attent
         "learning_rate": 1e-4,
         "device": DEVICE,
     }
-    rows = [{"text": text[start : start + 900]} for text in TEXTS for start in range(0, 1800, 450)]
-    rows = [row for row in rows if row["text"].strip()]
+    rows = pieces(900, range(0, 1800, 450))
     before = compiled_graphs()
     compiled: dict[int, int] = {}
 

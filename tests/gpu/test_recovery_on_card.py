@@ -9,20 +9,19 @@ import pytest
 
 from expert.manifest.schema.types import parse_size
 from expert.run.open import plan
-from tests.gpu.real_model import DEVICE, ON_CARD, SMOLLM2, needs_card, note, real_folder
-from tests.gpu.real_texts import TEXTS
-from tests.gpu.trainer import in_own_process
+from tests.gpu.real_model import DEVICE, ON_CARD, SMOLLM2, card_only, needs_card, note, real_folder
+from tests.gpu.real_texts import pieces
+from tests.gpu.trainer import in_own_process, run_of
 from tests.jobs.runs import events_of, losses_of, plan_of, weights_of, write_expert
 
 pytestmark = [pytest.mark.gpu, needs_card]
 
-CARD_ONLY = pytest.mark.skipif(not ON_CARD, reason="needs a CUDA card")
 RUNS = [
     ("tiny", "sdpa"),
-    pytest.param("tiny", "flash", marks=CARD_ONLY),
-    pytest.param("tiny", "flex", marks=CARD_ONLY),
+    pytest.param("tiny", "flash", marks=card_only),
+    pytest.param("tiny", "flex", marks=card_only),
     (SMOLLM2, "sdpa"),
-    pytest.param(SMOLLM2, "flash", marks=CARD_ONLY),
+    pytest.param(SMOLLM2, "flash", marks=card_only),
 ]
 CAP = "4GB"
 # The same batches, sums and random numbers; what differs is the order in which kernels that are not
@@ -35,9 +34,7 @@ def expert_of(folder: Path, model: str, *, every: int = 350, **config: Any) -> P
     """Rows of texts, one begun every so many characters, that are learnt whole, with dropout."""
     if model == SMOLLM2:
         real_folder()
-    starts = range(0, 1400, every)
-    rows = [{"text": text[start : start + 700]} for text in TEXTS for start in starts]
-    rows = [row for row in rows if row["text"].strip()]
+    rows = pieces(700, range(0, 1400, every))
     own = {"dropout": 0.1, "train_on_prompt": True, "learning_rate": 1e-3, "device": DEVICE}
     plain = {"quantization": config.pop("quantization", "none")}
     return write_expert(folder, model, {**own, **config}, rows=rows, model=plain)
@@ -86,18 +83,8 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, model, attention):
     assert weights_of(other) == weights_of(one)
 
 
-def peak_of(manifest: Path, rows: int) -> int:
-    """What the planner thinks that many rows at once need."""
-    found = plan(manifest, overrides=(f"training.config.micro_batch_size={rows}",))
-    peak = found.memory.peak_bytes
-    assert isinstance(peak, int)
-    return peak
-
-
-def too_many_rows(manifest: Path) -> int:
-    """So many rows at once that twice the cap would not hold them."""
-    numbers: list[int] = [2**power for power in range(20)]
-    return next(rows for rows in numbers if peak_of(manifest, rows) > 2 * parse_size(CAP))
+def asked(rows: int) -> tuple[str, ...]:
+    return (f"training.config.micro_batch_size={rows}",)
 
 
 # A step of `tiny` is smaller than the cap, and no more goes to the card than a step has.
@@ -116,9 +103,12 @@ def squeezed(request, tmp_path_factory) -> dict[str, Any]:
     }
     folder = tmp_path_factory.mktemp("squeezed")
     manifest = expert_of(folder, request.param, every=35, **config)
-    rows = too_many_rows(manifest) if ON_CARD else 4
-    asked = (f"training.config.micro_batch_size={rows}",)
-    found = in_own_process(manifest, vram=CAP if ON_CARD else None, overrides=asked)
+    rows = 4
+    needed: Any = plan(manifest, overrides=asked(rows)).memory
+    while ON_CARD and needed.peak_bytes <= 2 * parse_size(CAP):
+        rows *= 2
+        needed = plan(manifest, overrides=asked(rows)).memory
+    found = in_own_process(manifest, vram=CAP if ON_CARD else None, overrides=asked(rows))
     return {"manifest": manifest, "model": request.param, "asked": rows, **found}
 
 
@@ -134,12 +124,10 @@ def test_a_real_lack_of_memory_halves_the_batch_and_changes_no_loss(squeezed):
         assert {event["step"] for event in told} == {0}  # it shows at once
         assert rows < squeezed["asked"]
         assert plan_of(folder)["batch"]["accumulation"] > 1
-    begun_so = in_own_process(
-        squeezed["manifest"], overrides=(f"training.config.micro_batch_size={rows}",)
-    )
+    begun_so = run_of(squeezed["manifest"], overrides=asked(rows))
     ours = [event["loss"] for event in events_of(folder, "step")]
-    theirs = [event["loss"] for event in events_of(Path(begun_so["folder"]), "step")]
-    assert events_of(Path(begun_so["folder"]), "fell_back") == []
+    theirs = [event["loss"] for event in events_of(begun_so, "step")]
+    assert events_of(begun_so, "fell_back") == []
     apart = [abs(one - other) / other for one, other in zip(ours, theirs, strict=True)]
     facts = {"asked": squeezed["asked"], "ended with": rows, "losses apart": apart}
     note("recovery.jsonl", f"out of memory, {squeezed['model']}", facts)
@@ -148,7 +136,7 @@ def test_a_real_lack_of_memory_halves_the_batch_and_changes_no_loss(squeezed):
     assert max(apart) < LATER_LOSSES
 
 
-@CARD_ONLY
+@card_only
 def test_a_cap_holds_for_the_whole_process_even_while_memory_runs_out(squeezed):
     cap = plan_of(Path(squeezed["folder"]))["memory"]["cap_bytes"]
     assert cap == parse_size(CAP)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note
-from tests.gpu.trainer import in_own_process
+from tests.gpu.trainer import run_of
 from tests.jobs.runs import WORDS, events_of, plan_of, write_expert
 from tests.model.models import tiny_model
 
@@ -65,9 +65,7 @@ def trained(folder: Path, **config: Any) -> Path:
         **config,
     }
     own = rows() if ON_CARD else rows()[: ROWS // 4]
-    done = in_own_process(write_expert(folder / "expert", base, settings, rows=own))
-    assert done["exit_code"] == 0
-    return Path(done["folder"])
+    return run_of(write_expert(folder / "expert", base, settings, rows=own))
 
 
 @pytest.mark.parametrize(

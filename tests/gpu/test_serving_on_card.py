@@ -24,12 +24,11 @@ from expert.jobs.serve.models import load_models
 from expert.jobs.serve.requests import ChatRequest
 from expert.parallel.graphs import CudaCapture
 from tests.answer.test_scheduling import last_of
-from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note
+from tests.gpu.real_model import DEVICE, ON_CARD, card_only, needs_card, note
 from tests.jobs.runs import WORDS, place, run, until, write_expert
 from tests.jobs.serve.served import served
 
 pytestmark = [pytest.mark.gpu, needs_card]
-card_only = pytest.mark.skipif(not ON_CARD, reason="only a card has memory that can be filled")
 
 CLIENTS, FEW = 32, 8
 PROMPTS = [f"say {WORDS[n % 8]} {n} {'please ' * (n % 7)}" for n in range(CLIENTS)]

@@ -7,23 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.real_model import note
-from tests.gpu.real_texts import TEXTS
+from tests.gpu.real_model import card_only, needs_card, note
+from tests.gpu.real_texts import TEXTS, pieces
 from tests.gpu.test_recovery_on_card import FIRST_LOSS
-from tests.gpu.trainer import in_own_process
+from tests.gpu.trainer import run_of
 from tests.jobs.runs import events_of, plan_of, write_expert
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
-]
+pytestmark = [pytest.mark.gpu, needs_card, card_only]
 
 
 def trained(folder: Path, **config: Any) -> Path:
     """Eight updates of two rows each; one row is eight times as long as the others."""
-    rows = [{"text": text[start : start + 200]} for text in TEXTS for start in range(0, 1400, 200)]
-    rows = [row for row in rows if row["text"].strip()] + [{"text": TEXTS[0][:1600]}]
+    rows = [*pieces(200, range(0, 1400, 200)), {"text": TEXTS[0][:1600]}]
     settings = {
         "train_on_prompt": True,
         "max_seq_length": 1024,
@@ -34,10 +29,7 @@ def trained(folder: Path, **config: Any) -> Path:
         "dropout": 0.0,
         **config,
     }
-    made = write_expert(folder, "tiny", settings, rows=rows, model={"quantization": "none"})
-    done = in_own_process(made)
-    assert done["exit_code"] == 0
-    return Path(done["folder"])
+    return run_of(write_expert(folder, "tiny", settings, rows=rows, model={"quantization": "none"}))
 
 
 def test_batches_that_vary_in_width_learn_what_batches_of_one_width_learn(tmp_path, request):

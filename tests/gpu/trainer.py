@@ -41,6 +41,13 @@ def in_own_process(manifest: Path, **work: Any) -> dict[str, Any]:
     return found
 
 
+def run_of(manifest: Path, **work: Any) -> Path:
+    """The folder of a run that ended well."""
+    done = in_own_process(manifest, **work)
+    assert done["exit_code"] == 0
+    return Path(done["folder"])
+
+
 def main() -> None:
     work = json.loads(sys.stdin.read())
     stop_after = work.pop("stop_after", None)

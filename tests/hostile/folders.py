@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from expert.planning.models.resolve import BUILT_IN, TINY
+from tests.hostile.inputs import Make, link_to, sparse
 
 SOUND = BUILT_IN / TINY
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-Make = Callable[[Path], None]
 
 
 def sound_copy(folder: Path) -> Path:
@@ -50,29 +49,26 @@ def _text(name: str, content: bytes | str) -> Make:
     return lambda folder: _write(folder / name, content)
 
 
-def _pipe(name: str) -> Make:
-    def make(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
+def _instead(name: str, make: Make) -> Make:
+    """In place of a file, what `make` makes there."""
 
-    return make
+    def replace(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+
+    return replace
+
+
+def _pipe(name: str) -> Make:
+    return _instead(name, os.mkfifo)
 
 
 def _device(name: str) -> Make:
-    def make(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to("/dev/zero")
-
-    return make
+    return _instead(name, link_to("/dev/zero"))
 
 
 def _sparse(name: str, size: int) -> Make:
-    def make(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        with (folder / name).open("wb") as stream:
-            stream.truncate(size)
-
-    return make
+    return _instead(name, sparse(size, b""))
 
 
 def _named(*names: str) -> Make:
@@ -105,16 +101,9 @@ def _pattern(pattern: str) -> Make:
 
     def make(folder: Path) -> None:
         values = json.loads((SOUND / "tokenizer.json").read_text())
-        cut = {
-            "type": "Split",
-            "pattern": {"Regex": pattern},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        values["pre_tokenizer"] = {
-            "type": "Sequence",
-            "pretokenizers": [cut, values["pre_tokenizer"]],
-        }
+        cut = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+        both = [{**cut, "invert": False}, values["pre_tokenizer"]]
+        values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": both}
         _write(folder / "tokenizer.json", json.dumps(values))
 
     return make

@@ -13,16 +13,12 @@ from typing import Any
 
 ROW = b'{"instruction": "say one", "response": "one"}\n'
 ROWS = ROW * 30
-Make = Callable[[Path], None]
+Make = Callable[[Path], object]
 
 
 def _bytes(content: bytes, more: bytes = b"", times: int = 0) -> Make:
     """`more` comes so many times after it; made only when it is written: there are 300 MB of it."""
-    return lambda file: (file.write_bytes(content + more * times), None)[1]
-
-
-def _pipe(file: Path) -> None:
-    os.mkfifo(file)
+    return lambda file: file.write_bytes(content + more * times)
 
 
 def _socket(file: Path) -> None:
@@ -33,15 +29,14 @@ def _socket(file: Path) -> None:
     os.chdir(here)
 
 
-def _link_to(target: str) -> Make:
+def link_to(target: str) -> Make:
     return lambda file: file.symlink_to(target)
 
 
-def _sparse(size: int) -> Make:
+def sparse(size: int, begin: bytes = ROWS) -> Make:
     def make(file: Path) -> None:
-        with file.open("wb") as stream:
-            stream.write(ROWS)
-            stream.truncate(size)
+        file.write_bytes(begin)
+        os.truncate(file, size)
 
     return make
 
@@ -66,18 +61,14 @@ def _packed_by_zstd(file: Path) -> None:
             stream.write(ROW * 20_000)
 
 
-def _cell(size: int, rows: int = 1, **options: Any) -> Make:
-    """A Parquet file with a cell of so many bytes in each row."""
+def _large_cell(file: Path) -> None:
+    """A Parquet file whose only row has a cell of 1.2 GB."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-    def make(file: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        texts = pa.array(["x" * size] * rows, pa.large_string())
-        table = pa.table({"instruction": ["say"] * rows, "response": texts})
-        pq.write_table(table, file, compression="zstd", **options)
-
-    return make
+    text = pa.array(["x" * 1_200_000_000], pa.large_string())
+    table = pa.table({"instruction": ["say"], "response": text})
+    pq.write_table(table, file, compression="zstd")
 
 
 def _repeated_cells(file: Path) -> None:
@@ -102,18 +93,14 @@ def _workbook(file: Path) -> None:
                 stream.write(sheet)
 
 
-def _nested_packing(file: Path) -> None:
-    file.write_bytes(gzip.compress(gzip.compress(b"\0" * 10**8)))
-
-
 REFUSED: dict[str, tuple[str, Make]] = {
-    "a pipe": ("rows.jsonl", _pipe),
-    "a pipe with a name of Parquet": ("rows.parquet", _pipe),
-    "a pipe with a packed name": ("rows.jsonl.gz", _pipe),
+    "a pipe": ("rows.jsonl", os.mkfifo),
+    "a pipe with a name of Parquet": ("rows.parquet", os.mkfifo),
+    "a pipe with a packed name": ("rows.jsonl.gz", os.mkfifo),
     "a socket": ("rows.jsonl", _socket),
-    "a device without end": ("rows.jsonl", _link_to("/dev/zero")),
-    "a device without end, as text": ("rows.txt", _link_to("/dev/zero")),
-    "a link to itself": ("rows.jsonl", _link_to("rows.jsonl")),
+    "a device without end": ("rows.jsonl", link_to("/dev/zero")),
+    "a device without end, as text": ("rows.txt", link_to("/dev/zero")),
+    "a link to itself": ("rows.jsonl", link_to("rows.jsonl")),
     "ten gigabytes of zeros in 10 MB": ("rows.jsonl.gz", _packed(b"\0", 10**8, 100)),
     "gigabytes of rows in a few megabytes": ("rows.jsonl.gz", _packed(ROW, 200_000, 120)),
     "gigabytes of text in a few megabytes": ("rows.txt.gz", _packed(b"a", 10**7, 300)),
@@ -122,11 +109,14 @@ REFUSED: dict[str, tuple[str, Make]] = {
         _packed(b"a," + b"b" * 1000 + b"\n", 10**4, 100),
     ),
     "gigabytes of rows, by zstd": ("rows.jsonl.zst", _packed_by_zstd),
-    "a cell of 1.2 GB": ("rows.parquet", _cell(1_200_000_000)),
+    "a cell of 1.2 GB": ("rows.parquet", _large_cell),
     "a cell of a megabyte, 100,000 times": ("rows.parquet", _repeated_cells),
     "a spreadsheet that is a bomb": ("rows.xlsx", _workbook),
-    "a terabyte that was never written": ("rows.jsonl", _sparse(2**40)),
-    "packed rows that are packed again": ("rows.jsonl.gz", _nested_packing),
+    "a terabyte that was never written": ("rows.jsonl", sparse(2**40)),
+    "packed rows that are packed again": (
+        "rows.jsonl.gz",
+        lambda file: file.write_bytes(gzip.compress(gzip.compress(b"\0" * 10**8))),
+    ),
     "a line of 200 MB": ("rows.jsonl", _bytes(b'{"instruction": "', b"x", 200_000_000)),
     "brackets without end": ("rows.json", _bytes(b"", b"[", 3_000_000)),
 }

@@ -49,16 +49,14 @@ class Ended:
         return self.code == 1 or "Traceback" in self.text or "Internal error" in self.text
 
 
-def limited(
-    *words: str, folder: Path, limits: dict[int, int] | None = None, wait: float = 240
-) -> Ended:
+def limited(*words: str, folder: Path, limits: dict[int, int] | None = None) -> Ended:
     """`expert WORDS` in a folder; `limits` are rlimits beyond those of CPU time and memory."""
     limits = {resource.RLIMIT_CPU: CPU_SECONDS, resource.RLIMIT_AS: _SPACE, **(limits or {})}
 
     log, told = folder / "output.txt", folder / "ended.json"
     environment = {**os.environ, **_ENVIRONMENT}
     words = (sys.executable, "-m", "expert", *words)
-    request = json.dumps({"limits": list(limits.items()), "words": words, "wait": wait})
+    request = json.dumps({"limits": list(limits.items()), "words": words, "wait": 240})
     with log.open("wb") as stream:
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _LAUNCHER, request, str(told)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,23 +21,14 @@ from expert.parallel.graphs import (
 )
 from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.training import learner
+from tests.model import models
 from tests.parallel.fake_capture import FakeCapture, UndoneStep
 from tests.training.toys import CPU, accumulate, optim_plan
 
 PLACES, WORDS = 12, 5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    tokens: Tensor
-    labels: Tensor
-    positions: Tensor
-    boundaries: Tensor
-    target_places: Tensor
-    targets: int
-    soft_mask: Tensor | None = None
-    longest: int = PLACES
-    whole_rows: bool = False
+class Batch(models.Batch):
     branch = key_places = key_boundaries = key_copies = answers = reference = None
 
 
@@ -56,19 +46,26 @@ def batch(number: int, places: int = PLACES, targets: int = 7) -> Batch:
         boundaries=torch.tensor([0, places]),
         target_places=torch.cat([learnt, rest]),
         targets=targets,
+        soft_mask=None,
+        whole_rows=False,
     )
 
 
 class Model:
-    """Words to words, trained on the places that have a label; some of it is dropped."""
+    """Words to words, trained on the places that have a label; some of it is dropped.
+
+    It counts the passes that are run on their own: each takes memory beside what is captured.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
+        self.run = 0
         draw = torch.Generator().manual_seed(1)
         self.table = Parameter(torch.randn(WORDS, 8, generator=draw).to(dtype))
         self.head = Parameter(torch.randn(8, WORDS, generator=draw))
         self.named = [("table", self.table), ("head", self.head)]
 
     def loss_sum(self, given: Any) -> Tensor:
+        self.run += not isinstance(given, SimpleNamespace)
         places = given.target_places[: given.targets]
         hidden = torch.nn.functional.dropout(self.table[given.tokens.flatten()], 0.3)
         logits = hidden[places].float() @ self.head
@@ -79,10 +76,12 @@ class Model:
         raise NotImplementedError
 
 
-def engine(dtype: torch.dtype, record: Any, **plan: Any) -> tuple[Model, Engine]:
-    model = Model(dtype)
+def engine(
+    dtype: torch.dtype, record: Any, *, warm_up_each_shape: bool = True, **plan: Any
+) -> tuple[Model, Engine]:
+    model, each = Model(dtype), warm_up_each_shape
     learns = learner.OptimizerLearner(model.named, optim_plan(**plan), device=CPU, capture=record)
-    return model, Engine(model, learns, device=CPU, capture=record)
+    return model, Engine(model, learns, device=CPU, capture=record, warm_up_each_shape=each)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -195,7 +194,7 @@ def test_every_shape_is_recorded_once_and_not_too_many_of_them():
 def test_passes_that_are_not_compiled_warm_up_once_for_all_shapes():
     """A pass that is run takes as much memory beside what is captured."""
     recorder = FakeCapture()
-    model, replayed = watched(recorder, warm_up_each_shape=False)
+    model, replayed = engine(torch.float32, recorder, warm_up_each_shape=False)
     for number, places in enumerate((16, 48, 32, 64, 16, 48)):
         accumulate(replayed, batch(number, places=places), divisor=7)
     assert model.run == WARM_UPS
@@ -205,29 +204,11 @@ def test_passes_that_are_not_compiled_warm_up_once_for_all_shapes():
     assert (model.run, recorder.recorded) == (2 * WARM_UPS, 2 * 5)
 
 
-class Watched(Model):
-    """Counts the passes that are run on their own: each takes memory beside what is captured."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__(dtype)
-        self.run = 0
-
-    def loss_sum(self, given: Any) -> Tensor:
-        self.run += not isinstance(given, SimpleNamespace)
-        return super().loss_sum(given)
-
-
-def watched(recorder: Any, **options: Any) -> tuple[Watched, Engine]:
-    model = Watched(torch.float32)
-    learns = learner.OptimizerLearner(model.named, optim_plan(), device=CPU, capture=recorder)
-    return model, Engine(model, learns, device=CPU, capture=recorder, **options)
-
-
 def test_once_a_shape_is_captured_no_number_of_targets_is_run_beside_it(monkeypatch):
     """As at the end of an epoch, where few rows are left and the rest of the batch is padding."""
     monkeypatch.setattr(graphs, "TARGET_MULTIPLE", 2)
     recorder = FakeCapture()
-    (one, plain), (model, replayed) = engine(torch.float32, None), watched(recorder)
+    (one, plain), (model, replayed) = (engine(torch.float32, each) for each in (None, recorder))
     for number, targets in enumerate((6, 6, 6, 6, 1, 6, 9, 3, 11, 1, 6)):
         losses = []
         for each in (plain, replayed):
@@ -243,7 +224,7 @@ def test_once_a_shape_is_captured_no_number_of_targets_is_run_beside_it(monkeypa
 def test_fewer_targets_are_captured_for_themselves_where_they_come_often(monkeypatch):
     monkeypatch.setattr(graphs, "TARGET_MULTIPLE", 2)
     recorder = FakeCapture()
-    model, replayed = watched(recorder)
+    model, replayed = engine(torch.float32, recorder)
     for number in range(WARM_UPS + 1):
         accumulate(replayed, batch(number, targets=9), divisor=7)
     for number in range(CAPTURE_AFTER):

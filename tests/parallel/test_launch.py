@@ -78,10 +78,9 @@ def test_the_first_message_of_a_process_that_fails_is_kept_as_torch_elastic_read
 
     file = tmp_path / "error.json"
     record_failure("nobody listens", exit_code=4, env={})
+    env = {ERROR_FILE: str(file)}
     for text in ("no room", "another"):
-        record_failure(
-            text, exit_code=75, of_another=text == "no room", env={ERROR_FILE: str(file)}
-        )
+        record_failure(text, exit_code=75, of_another=text == "no room", env=env)
     read: Any = ProcessFailure(local_rank=0, pid=1, exitcode=75, error_file=str(file))
     assert read.message["message"] == "no room"
     assert read.message["extraInfo"].items() >= {"of_another": True, "exit_code": 75}.items()

@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,13 +15,20 @@ import torch
 
 from expert.core.errors import EXIT_HUNG
 from expert.core.resources import DiskFull
-from expert.model.load import LoadedModel
 from expert.parallel.engine import Engine
 from expert.run import build
-from expert.training import loop
 from expert.training.recovery import KernelUnavailable
-from expert.training.step import seed_step
-from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, saved_steps, write_expert
+from tests.jobs.runs import (
+    ROWS,
+    Now,
+    base_model,
+    events_of,
+    inject,
+    losses_of,
+    run,
+    saved_steps,
+    write_expert,
+)
 from tests.parallel.ranks import LIMIT_SECONDS, Ended, fine, ranks, started, trained
 from tests.parallel.test_worlds import CLOSE, numbers_of
 
@@ -40,32 +45,15 @@ def alone(base, tmp_path_factory) -> Path:
     return run(write_expert(tmp_path_factory.mktemp("alone"), base, CONFIG)).folder
 
 
-@contextmanager
-def steps_watched() -> Iterator[tuple[list[int], pytest.MonkeyPatch]]:
-    """The numbers of the steps that have begun, and what takes changes back."""
-    begun: list[int] = []
+def with_fault(world, manifest, options, rank, step, fault) -> Any:
+    """A run in which `fault` meets one rank at one step, or at every one, in its forward passes."""
 
-    def seeded(seed: int, number: int, of: int = 0) -> None:
-        begun.append(number)
-        seed_step(seed, number, of)
+    def faulty(loss: Any, batch: Any, now: Now) -> Any:
+        met = world.rank == rank and step in (None, now.update)
+        return fault(loss, batch) if met else loss
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "seed_step", seeded)
-        yield begun, patch
-
-
-def with_fault(world, manifest, options, rank, step, fault) -> Any:
-    """A run in which `fault` meets one rank at one step, in its first forward pass."""
-    loss_sum = LoadedModel.loss_sum
-
-    def faulty(self: LoadedModel, batch: Any) -> Any:
-        loss = loss_sum(self, batch)
-        if world.rank == rank and step in (None, *begun[-1:]):
-            return fault(loss, batch)
-        return loss
-
-    with steps_watched() as (begun, patch):
-        patch.setattr(LoadedModel, "loss_sum", faulty)
+        inject(patch, faulty)
         return trained(world, manifest, options)
 
 
@@ -165,17 +153,16 @@ def test_a_kernel_that_no_card_can_run_is_replaced_where_weights_are_spread_too(
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 
-def with_full_evaluation(world, manifest, options, after) -> Any:
-    """A run in which one rank has no room to evaluate more than a row at a time, once so many
-    steps are behind it."""
+def with_full_evaluation(world, manifest, options) -> Any:
+    """A run in which one rank has no room to evaluate more than a row at a time."""
     evaluate = Engine.evaluate
 
     def faulty(self: Engine, objective: Any, batch: Any) -> Any:
-        if world.rank == 1 and max(begun, default=-1) >= after and batch.tokens.shape[0] > 1:
+        if world.rank == 1 and batch.tokens.shape[0] > 1:
             raise torch.OutOfMemoryError("no room")
         return evaluate(self, objective, batch)
 
-    with steps_watched() as (begun, patch):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "evaluate", faulty)
         return trained(world, manifest, options)
 
@@ -185,10 +172,10 @@ def test_without_a_checkpoint_the_next_start_takes_less_too(base, alone, tmp_pat
     manifest = write_expert(tmp_path, base, {**CONFIG, **sharded})
     options: dict[str, str] = {}
     for fewer in (2, 1):
-        _, second = ranks(2, with_full_evaluation, manifest, options, -1)
+        _, second = ranks(2, with_full_evaluation, manifest, options)
         assert f"(--resume continues with batch.eval_batch: {fewer})" in second.raised
         options = {"resume": str(next((tmp_path / "runs").iterdir()))}
-    folder = fine(ranks(2, with_full_evaluation, manifest, options, -1))[0]
+    folder = fine(ranks(2, with_full_evaluation, manifest, options))[0]
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 

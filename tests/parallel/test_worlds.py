@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -187,30 +186,17 @@ def test_every_kind_of_run_is_the_same_in_worlds_of_one_to_four(kind, engine, si
 def test_a_character_model_is_the_same_in_a_larger_world(engine, size, tmp_path):
     text = "the quick brown fox jumps over the lazy dog. " * 60
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    shape = {"layers": 2, "heads": 2, "width": 32, "block_size": 32, "dropout": 0.0}
+    more: dict[str, Any] = {
+        "model": {"architecture": shape, "prompt_template": None},
+        "dataset": {"path": str(tmp_path / "text.txt")},
+    }
+    config = {"adapter_type": "full", "max_steps": 5, "micro_batch_size": 2, "rank": None}
 
-    def manifest(folder: str) -> Any:
-        (tmp_path / folder).mkdir()
-        path = tmp_path / folder / "manifest.json"
-        shape = {"layers": 2, "heads": 2, "width": 32, "block_size": 32, "dropout": 0.0}
-        wanted = {
-            "name": "chars",
-            "base_model": {"name": "char-gpt", "architecture": shape},
-            "training": {
-                "dataset": {"path": str(tmp_path / "text.txt")},
-                "config": {
-                    "adapter_type": "full",
-                    "max_steps": 5,
-                    "batch_size": 8,
-                    "micro_batch_size": 2,
-                    "logging_steps": 1,
-                    "trackers": [],
-                    "distributed": engine if folder == "two" else "auto",
-                },
-            },
-        }
-        path.write_text(json.dumps(wanted), encoding="utf-8")
-        return path
+    def manifest(folder: str, engine: str) -> Path:
+        own = {**config, "max_seq_length": None, "distributed": engine}
+        return write_expert(tmp_path / folder, "char-gpt", own, **more)
 
-    alone = run(manifest("one")).folder
-    together = fine(ranks(size, trained, manifest("two"), {}))[0]
+    alone = run(manifest("one", "auto")).folder
+    together = fine(ranks(size, trained, manifest("two", engine), {}))[0]
     assert numbers_of(together) == pytest.approx(numbers_of(alone), rel=CLOSE)

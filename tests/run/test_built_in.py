@@ -71,19 +71,12 @@ def test_an_adapter_of_tiny_takes_its_base_along_from_wherever_the_run_came(tmp_
     assert damage(out) == ""  # the copy is sealed with the rest
 
 
-def replace_weights(folder: Path) -> None:
-    """The same model with other numbers, as another version of the package may bring it."""
-    from safetensors.torch import load_file, save_file
-
-    file = folder / "model.safetensors"
-    weights = {name: -tensor for name, tensor in load_file(file).items()}
-    save_file(weights, file, metadata={"format": "pt"})
-
-
-def test_a_run_trained_on_another_tiny_is_refused(tiny, tmp_path):
-    folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
+def test_a_run_trained_on_another_tiny_is_neither_used_nor_resumed(tiny, tmp_path):
+    settings = {"max_steps": 2, "save_steps": 1}
+    folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
     assert sample(folder, ["say red 1"], device="cpu", seed=0).notes == ()
-    replace_weights(tiny)
+    weights = tiny / "model.safetensors"  # as another version of the package may bring them
+    weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))
     uses: list[Callable[[], Any]] = [
         lambda: sample(folder, ["say red 1"], device="cpu"),
         lambda: validate(folder, device="cpu"),
@@ -92,12 +85,6 @@ def test_a_run_trained_on_another_tiny_is_refused(tiny, tmp_path):
     for use in uses:
         with pytest.raises(ExpertError, match=r"was trained on another `tiny` \(.*train it again"):
             use()
-
-
-def test_a_run_is_not_resumed_on_another_tiny(tiny, tmp_path):
-    settings = {"max_steps": 2, "save_steps": 1}
-    folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
-    replace_weights(tiny)
     longer = write_expert(tmp_path / "expert", "tiny", settings | {"max_steps": 3})
     with pytest.raises(CheckpointError, match=r"model\.revision: was "):
         run(longer, resume=str(folder))

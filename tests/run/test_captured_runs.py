@@ -10,6 +10,7 @@ from expert.run import build as building
 from expert.training import learner
 from tests.jobs.runs import events_of, losses_of, plan_of, run, weights_of, write_expert
 from tests.parallel.fake_capture import FakeCapture, UndoneStep
+from tests.parallel.test_worlds import numbers_of
 
 SLOW_BF16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
@@ -46,12 +47,8 @@ def test_a_run_whose_steps_are_recorded_learns_the_same(base, tmp_path, monkeypa
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     recorded = run(write_expert(tmp_path / "recorded", base, config))
     assert recorder.recorded == 3  # forward, backward, step
-    found = [
-        [float.fromhex(loss) for loss in losses_of(done.folder).values()]
-        for done in (plain, recorded)
-    ]
     # Rates are float32 on the device: 6e-8 of a step, over 18 steps of up to 1e-2.
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    assert numbers_of(recorded.folder) == pytest.approx(numbers_of(plain.folder), rel=1e-5)
 
 
 def test_a_run_that_cannot_be_recorded_continues_without(base, tmp_path, monkeypatch):

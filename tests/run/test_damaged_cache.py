@@ -30,41 +30,29 @@ def sequences(data: PreparedData) -> str:
     return whole.hexdigest()
 
 
-class Cache:
-    """A manifest with its cache, and what it gave before anything was damaged."""
-
-    def __init__(self, folder: Path, **config: str) -> None:
-        self.manifest = an_expert(folder, **config)
-        self.before = sequences(prepare(self.manifest))
-        self.folder, self.kept = folder / "datasets_optimized", folder.parent / "kept"
-
-    def misses(self, kind: str, number: int, dice: random.Random) -> str:
-        """What a damage got through to, in words; "" where it was made good."""
-        files = files_in(self.folder)
-        with put_back(self.folder, self.kept):
-            publish._sound.clear()  # another process
-            done = damage(files[number % len(files)], kind, dice)
-            try:
-                plan(self.manifest)
-                after = sequences(prepare(self.manifest))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it got through
-                return f"{done}: {error!r}"
-            finally:
-                publish._sound.clear()
-            return "" if after == self.before else f"{done}: trained on other data"
-
-
-def attack(cache: Cache, times: int, seed: int) -> list[str]:
-    dice = random.Random(seed)
-    found = [cache.misses(dice.choice(KINDS), number, dice) for number in cases(times)]
-    return [each for each in found if each]
+def sequences_after(manifest: Path, file: Path, dice: random.Random) -> str:
+    """What a manifest gives once a file of its cache was damaged, or what went wrong."""
+    cache = manifest.parent / "datasets_optimized"
+    with put_back(cache, manifest.parent.parent / "kept"):
+        publish._sound.clear()  # another process
+        done = damage(file, dice.choice(KINDS), dice)
+        try:
+            plan(manifest)
+            return sequences(prepare(manifest))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it got through
+            return f"{done}: {error!r}"
+        finally:
+            publish._sound.clear()
 
 
 @pytest.mark.fault(23)
 @pytest.mark.parametrize("times", [None, pytest.param(500, marks=pytest.mark.slow)])
 def test_every_file_of_a_cache_may_be_damaged_and_the_sequences_stay_the_same(tmp_path, times):
-    cache = Cache(tmp_path / "expert")
-    assert attack(cache, times or len(files_in(cache.folder)), seed=7) == []
+    manifest, dice = an_expert(tmp_path / "expert"), random.Random(7)
+    before = sequences(prepare(manifest))
+    files = files_in(manifest.parent / "datasets_optimized")
+    for number in cases(times or len(files)):
+        assert sequences_after(manifest, files[number % len(files)], dice) == before
 
 
 def test_what_was_damaged_is_a_warning_that_names_the_file_and_where_it_was_put(tmp_path):

@@ -47,20 +47,13 @@ def got_through(run: Path, file: Path, kind: str, dice: random.Random) -> str:
         return "" if file.read_bytes() == before or listed else done
 
 
-def attack(run: Path, times: int, seed: int) -> list[str]:
-    dice, files = random.Random(seed), files_in(run / "final")
-    found = [
-        got_through(run, files[number % len(files)], dice.choice(KINDS), dice)
-        for number in cases(times)
-    ]
-    return [each for each in found if each]
-
-
 @pytest.mark.fault(8)
 @pytest.mark.parametrize("times", [20, pytest.param(500, marks=pytest.mark.slow)])
 def test_every_file_of_a_finished_expert_may_be_damaged_and_is_refused_by_name(run, times):
-    assert times >= 2 * len(files_in(run / "final"))
-    assert attack(run, times, seed=5) == []
+    dice, files = random.Random(5), files_in(run / "final")
+    assert times >= 2 * len(files)
+    for number in cases(times):
+        assert got_through(run, files[number % len(files)], dice.choice(KINDS), dice) == ""
 
 
 USES = {
@@ -80,13 +73,8 @@ def test_a_damaged_adapter_or_another_base_is_refused_whoever_wants_it(run, use,
             USES[use](run, out)
     damage(run / "final" / "adapter_model.safetensors", "bit", random.Random(1))
     publish._sound.clear()
-    with pytest.raises(
-        Damaged,
-        match=(
-            r"final: it was changed after the run: adapter_model.safetensors does "
-            r"not match its hash"
-        ),
-    ):
+    changed = "final: it was changed after the run: adapter_model.safetensors does not match"
+    with pytest.raises(Damaged, match=changed):
         USES[use](run, out)
     assert not out.exists()
     assert not (run / "validation.json").exists()

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from expert.data.feed.run_data import RunData, evaluation_shape, split_batches
+from expert.data.feed.run_data import evaluation_shape, split_batches
 from expert.data.feed.streaming import divided
-from expert.planning.run_plan import RunPlan
-from expert.run.build import Built, build
+from expert.run.build import build
 from expert.run.open import open_run
 from expert.training.evaluation import evaluate
 from expert.training.objectives.next_token import NextToken
@@ -25,25 +24,21 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory) -> tuple[RunPlan, RunData, Built]:
-    """An expert on a CPU, ready to be evaluated, at most two held-out rows to a sequence."""
+def opened(tmp_path_factory):
+    """The plan, the held-out rows (at most two to a sequence) and the model of an expert on a CPU,
+    ready to be evaluated."""
     folder = tmp_path_factory.mktemp("evaluated")
     base = base_model()
     config = {"max_seq_length": 256, "device": "cpu"}
     file = write_expert(folder, base, config, rows=ROWS, dataset={"validation_split": 0.5})
     opened = open_run(file)
-    plan, data = opened.plan, opened.data
-    split = data.validation
-    assert split is not None
-    data = replace(data, validation=replace(split, index=divided(split.index, 2)))
-    built = build(plan, data.encoder, device=CPU)
+    split = opened.data.validation
+    built = build(opened.plan, opened.data.encoder, device=CPU)
     built.loaded.module.eval()
-    return plan, data, built
+    return opened.plan, replace(split, index=divided(split.index, 2)), built
 
 
-def widths_and_loss(
-    plan: RunPlan, data: RunData, built: Built, rows: int
-) -> tuple[list[int], float]:
+def widths_and_loss(plan, split, built, rows):
     widths = []
 
     def seen(batches):
@@ -51,10 +46,8 @@ def widths_and_loss(
             widths.append(batch.tokens.shape[1])
             yield batch
 
-    assert data.validation is not None
-    with split_batches(plan, data.validation, rows=rows, device=CPU) as batches:
+    with split_batches(plan, split, rows=rows, device=CPU) as batches:
         sums = evaluate(built.engine, NextToken(), seen(batches))
-    assert sums is not None
     return widths, sums.sums["loss"].item() / sums.weight
 
 
@@ -62,36 +55,34 @@ def widths_and_loss(
 def test_an_evaluation_without_padding_or_end_to_end_comes_to_the_loss_of_one_with_it(
     opened, rows: int
 ):
-    plan, data, built = opened
+    plan, split, built = opened
     assert plan.data.trim
     whole = plan.with_values({"data.trim": False}, "to compare", "machine")
-    widths, loss = widths_and_loss(plan, data, built, rows)
-    all_of_one, expected = widths_and_loss(whole, data, built, rows)
+    widths, loss = widths_and_loss(plan, split, built, rows)
+    all_of_one, expected = widths_and_loss(whole, split, built, rows)
     assert set(all_of_one) == {256}
     assert min(widths) < max(widths)
     assert sum(widths) < 0.75 * sum(all_of_one)
     assert widths == sorted(widths, reverse=True)  # what does not fit shows at once
     assert loss == pytest.approx(expected, rel=1e-6)  # float32 sums over other widths: 2e-7 here
     flat = whole.with_values({"data.flat": True}, "to try", "machine")
-    widths, loss = widths_and_loss(flat, data, built, rows)
+    widths, loss = widths_and_loss(flat, split, built, rows)
     assert max(widths) > 256 or rows == 1
     assert loss == pytest.approx(expected, rel=1e-6)  # as above
 
 
 def test_the_batches_of_an_evaluation_hold_every_row_once(opened):
-    plan, data, _ = opened
-    assert data.validation is not None
-    with split_batches(plan, data.validation, rows=3, device=CPU) as batches:
+    plan, split, _ = opened
+    with split_batches(plan, split, rows=3, device=CPU) as batches:
         bins = [number for batch in batches for number in batch.bins]
-    assert sorted(bins) == list(range(data.validation.index.bins))
+    assert sorted(bins) == list(range(split.index.bins))
 
 
 def test_all_evaluations_of_a_compiled_run_have_one_shape_and_the_same_loss(opened):
-    plan, data, built = opened
-    assert data.validation is not None
+    plan, held_out, built = opened
     values = {"data.trim": False, "kernels.compile": True}
     compiled = plan.with_values(values, "to compare", "machine")
-    splits = [data.validation, replace(data.validation, index=divided(data.validation.index, 1))]
+    splits = [held_out, replace(held_out, index=divided(held_out.index, 1))]
     shape = evaluation_shape(compiled, splits, rows=3)
     assert evaluation_shape(plan, splits, rows=3) is None
     shapes, losses = set(), []

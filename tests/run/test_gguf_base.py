@@ -27,9 +27,8 @@ def test_a_gguf_file_becomes_a_folder_with_the_logits_and_the_end_of_its_expert(
     shutil.copytree(BUILT_IN / "tiny", tmp_path / "tiny")
     settings = tmp_path / "tiny" / "tokenizer_config.json"
     # transformers 5.17 reads no vocabulary without a token for the beginning.
-    settings.write_text(
-        json.dumps(json.loads(settings.read_text()) | {"bos_token": "<|im_start|>"})
-    )
+    with_a_beginning = json.loads(settings.read_text()) | {"bos_token": "<|im_start|>"}
+    settings.write_text(json.dumps(with_a_beginning))
     folder = run(write_expert(tmp_path / "expert", tmp_path / "tiny", {"max_steps": 2})).folder
     merged = export(folder, tmp_path / "merged", kind="merged", device="cpu").folder
     made = export(folder, tmp_path / "gguf", gguf="f32", device="cpu")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from expert.core.rundir import RunFolder
 from expert.manifest.reader import read_manifest
@@ -24,6 +22,7 @@ from expert.planning.survey import Survey
 from expert.run.session.identity import NO_EFFECT_ON_WEIGHTS, identity
 from expert.run.stored.changes import kept_of
 from expert.training.checkpoint import CheckpointError
+from tests.data.damaging import damage, put_back
 from tests.each import each
 from tests.jobs.runs import copied, events_of, losses_of, run, weights_of, write_expert
 from tests.planning.planning import decision, manifest, plan
@@ -149,11 +148,10 @@ def test_another_value_of_a_key_is_another_identity(key):
 
 def test_the_precision_that_a_machine_chose_is_kept_on_another_that_has_it():
     assert plan(manifest(), "t4", kept=ResumedChoices(precision="fp32")).kernels.precision == "fp32"
-    assert plan(
-        manifest(), None, device="cpu", kept=ResumedChoices(precision="bf16")
-    ).kernels.precision == ("bf16")
-    assert plan(manifest(), "t4", kept=ResumedChoices(precision="bf16")).kernels.precision == "fp16"
-    asked = plan(manifest({"bf16": False, "fp16": False}), kept=ResumedChoices(precision="bf16"))
+    bf16 = ResumedChoices(precision="bf16")
+    assert plan(manifest(), None, device="cpu", kept=bf16).kernels.precision == "bf16"
+    assert plan(manifest(), "t4", kept=bf16).kernels.precision == "fp16"
+    asked = plan(manifest({"bf16": False, "fp16": False}), kept=bf16)
     assert asked.kernels.precision == "fp32"
 
 
@@ -182,11 +180,8 @@ def test_the_attention_that_a_machine_chose_is_kept_where_it_can_run(
 
 def test_tf32_and_int8_that_a_machine_chose_are_kept_on_another():
     fp8 = base_model(quantization="fp8")
-    tf32 = [
-        plan(manifest(), card, kept=ResumedChoices(tf32=False)).kernels.tf32
-        for card in ("t4", "h200")
-    ]
-    assert tf32 == [False, False]
+    for card in ("t4", "h200"):
+        assert not plan(manifest(), card, kept=ResumedChoices(tf32=False)).kernels.tf32
     assert not plan(manifest(), "t4", kept=ResumedChoices(tf32=True)).kernels.tf32
     assert plan(manifest({"use_tf32": True}), kept=ResumedChoices(tf32=False)).kernels.tf32
     assert plan(manifest(**fp8), "h200").model.quantization == "fp8"
@@ -239,28 +234,15 @@ def test_only_what_nobody_set_is_kept(whole, tmp_path):
     assert kept_of(folder, read) == base
 
 
-def replaced(base: Path) -> None:
-    """Other weights of the same sizes, and the file's time as it was."""
-    file = base / "model.safetensors"
-    before = file.stat()
-    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
-    next(iter(tensors.values())).view(torch.uint8).view(-1)[0] ^= 1
-    save_file(tensors, file, metadata={"format": "pt"})
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert file.stat().st_size == before.st_size
-
-
 def test_replaced_weights_of_the_base_are_refused_unless_that_is_allowed(whole, tmp_path):
     weights = whole[2] / "model.safetensors"
-    kept = weights.read_bytes()
-    try:
-        replaced(whole[2])
+    with put_back(whole[2], tmp_path / "kept"):
+        damage(weights, "last byte", random.Random(1))  # of the same size and time
         with pytest.raises(CheckpointError, match=r'base\.weights: was "sha256 \w+…, is "sha256 '):
             resumed(whole, tmp_path / "refused")
         copy = resumed(whole, tmp_path / "copy", allow_changed=True)
         [line] = events_of(copy, "resumed")[0]["changed"]
         assert line.startswith("base.weights: was ")
-    finally:
-        weights.write_bytes(kept)
+    weights.touch()
     same = resumed(whole, tmp_path / "same")  # the same bytes with another time
     assert weights_of(same) == weights_of(whole[1])

@@ -90,9 +90,8 @@ def test_an_answer_comes_from_the_newest_run_that_is_finished_and_validated(tmp_
     assert choice_in_words(runs, "validated") == (
         f"run: {validated.name} (validated); newer: {newest.name} (unfinished) and 2 more"
     )
-    assert choice_in_words(runs, "newest") == (
-        f"run: {newest.name} (unfinished); 3 others in {runs}"
-    )
+    told = f"run: {newest.name} (unfinished); 3 others in {runs}"
+    assert choice_in_words(runs, "newest") == told
     assert choice_in_words(finished, "validated") == ""
     (validated / "validation.json").write_text('{"gate": {"passed": true}}', encoding="utf-8")
     assert find_trained(runs, "validated").path == finished  # judged other weights

@@ -40,22 +40,15 @@ def test_misspelt_models_and_rows_are_all_told_with_what_was_meant(tmp_path):
     (folder / "config.json").write_text("{}")
     models = "base_models: [tinny, suport-base, Qwen3-0.6b-bse, own/weights]\n"
     rows = "training: {dataset: {path: row.jsonl, test_path: elsewhere.jsonl}}\n"
-    gone = "is not on this machine, and is not a known model name"
+    gone, no = "is not on this machine, and is not a known model name", f"there is no {tmp_path}/"
     assert doubts(tmp_path, models + rows) == [
         ("base_models[0].name", f"tinny: {gone}  (did you mean 'tiny'?)"),
         ("base_models[1].name", f"suport-base: {gone}  (did you mean 'support-base'?)"),
         ("base_models[2].name", f"Qwen3-0.6b-bse: {gone}  (did you mean 'Qwen3-0.6B-Base'?)"),
-        (
-            "training.dataset.path",
-            "row.jsonl: there is no {row}  (did you mean 'rows.jsonl'?)".format(
-                row=tmp_path / "row.jsonl"
-            ),
-        ),
+        ("training.dataset.path", f"row.jsonl: {no}row.jsonl  (did you mean 'rows.jsonl'?)"),
         (
             "training.dataset.test_path",
-            "elsewhere.jsonl: there is no {elsewhere}  (check training.dataset.path)".format(
-                elsewhere=tmp_path / "elsewhere.jsonl"
-            ),
+            f"elsewhere.jsonl: {no}elsewhere.jsonl  (check training.dataset.path)",
         ),
     ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -29,21 +29,14 @@ COUNTED = {
 
 
 @pytest.fixture
-def counted(monkeypatch) -> Counter[str]:
-    """How often the functions were called that a run needs once."""
-    counts: Counter[str] = Counter()
-
-    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*given: Any, **more: Any) -> Any:
-            counts[name] += 1
-            return call(*given, **more)
-
-        return counted
-
+def counted(monkeypatch) -> dict[str, MagicMock]:
+    """The functions that a run needs once, with their calls."""
+    found = {}
     for name, (module, function) in COUNTED.items():
-        monkeypatch.setattr(module, function, counting(name, getattr(module, function)))
+        found[name] = MagicMock(wraps=getattr(module, function))
+        monkeypatch.setattr(module, function, found[name])
     monkeypatch.setattr(check, "describe_machine", machine.describe_machine)  # imported at its top
-    return counts
+    return found
 
 
 # The second plan is that with the counted rows: the first decides how they are prepared.
@@ -57,7 +50,7 @@ def test_a_command_opens_its_manifest_once(run, base, tmp_path, counted, command
     file = write_expert(tmp_path, base, ONE_STEP)
     ran = run(*command, "--manifest", str(file))
     assert ran.code == 0, ran.err
-    assert counted == ONCE
+    assert {name: called.call_count for name, called in counted.items()} == ONCE
 
 
 def test_the_plan_that_is_shown_is_the_plan_that_runs(base, tmp_path):
@@ -70,24 +63,19 @@ def test_the_plan_that_is_shown_is_the_plan_that_runs(base, tmp_path):
     }
 
 
-def test_all_warnings_of_the_plan_and_of_the_rows_are_in_the_result_and_in_the_events(
-    base, tmp_path
+def test_all_warnings_of_the_plan_and_of_the_rows_are_in_the_result_in_the_events_and_shown_once(
+    run, base, tmp_path
 ):
     long = {"instruction": "long " * 80, "response": "end"}
     config = {**ONE_STEP, "max_steps": 9999, "epochs": 1, "batch_size": 64}
-    done = expert.train(write_expert(tmp_path, base, config, rows=[*ROWS, *[long] * 8]))
-    told = [event["text"] for event in events_of(done.folder, "warning")]
-    assert [text.partition(":")[0] for text in done.warnings] == ["length.max_steps", "train"]
-    assert told == list(done.warnings)
-
-
-def test_the_command_prints_each_warning_once(run, base, tmp_path):
-    config = {**ONE_STEP, "max_steps": 9999, "epochs": 1, "batch_size": 64}
-    file = write_expert(tmp_path, base, config)
+    file = write_expert(tmp_path, base, config, rows=[*ROWS, *[long] * 8])
     ran = run("train", "--manifest", str(file), "--json")
-    (warning,) = json.loads(ran.out)["warnings"]
+    done = json.loads(ran.out)
+    told = [event["text"] for event in events_of(Path(done["folder"]), "warning")]
+    assert [text.partition(":")[0] for text in told] == ["length.max_steps", "train"]
+    assert told == done["warnings"]
     shown = " ".join((ran.out + ran.err).split())
-    assert shown.count(f"warning: {' '.join(warning.split())}") == 1
+    assert [shown.count(f"warning: {' '.join(text.split())}") for text in told] == [1, 1]
 
 
 def test_a_gpu_that_is_not_here_is_refused_before_anything_is_prepared(base, tmp_path, monkeypatch):
@@ -105,7 +93,6 @@ def test_a_stream_without_duplicates_has_its_rows_in_every_epoch(base, tmp_path)
     dataset = {"streaming": True, "validation": {"deduplicate": True}}
     config = {"epochs": 2, "dataloader_num_workers": 0, "device": "cpu", "lr_scheduler": "constant"}
     opened = open_run(write_expert(tmp_path, base, config, dataset=dataset, rows=ROWS + ROWS))
-    assert opened.data.stream is not None
     works = opened.data.stream.works(done=0, place=StreamPosition(), epochs=2, total=None)
     steps = Counter(work.step.epoch for work in works)
     assert steps[0] == steps[1] > 0

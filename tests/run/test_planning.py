@@ -10,6 +10,7 @@ import pytest
 import expert
 from expert.data.splits import data_order
 from expert.planning.run_plan import RunPlan
+from tests.jobs.runs import write_expert
 from tests.run.test_preparing import ROWS, an_expert, lines
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "expert-json" / "manifest.json"
@@ -52,18 +53,13 @@ def test_what_packing_replaces_is_honoured_without_it_and_reported_with_it():
 
 def _expert(folder: Path, rows: int, *, growing: bool = False, **dataset: object) -> Path:
     """`growing`: the longest rows come last."""
-    lines = [
-        json.dumps({"instruction": f"{'Add. ' * (n % 7)}{n} and 3?", "response": str(n + 3)})
+    made = [
+        {"instruction": f"{'Add. ' * (n % 7)}{n} and 3?", "response": str(n + 3)}
         for n in range(rows)
     ]
     if growing:
-        lines.sort(key=len)
-    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    training = {"dataset": {"path": "rows.jsonl", **dataset}, "config": {"max_seq_length": 128}}
-    data = {"name": "adder", "base_model": {"name": "tiny"}, "training": training}
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    return path
+        made.sort(key=lambda row: len(row["instruction"]))
+    return write_expert(folder, "tiny", {"max_seq_length": 128}, rows=made, dataset=dataset)
 
 
 def _reason(plan: RunPlan, path: str) -> str:
@@ -101,7 +97,7 @@ def test_max_samples_is_planned_and_prepared_alike(tmp_path):
 def test_a_plan_writes_nothing_but_the_hash_of_the_data(tmp_path):
     path = _expert(tmp_path, 50)
     expert.plan(path)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["manifest.json", "rows.jsonl"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["manifest.json", "train.jsonl"]
 
 
 def test_prepared_tokens_give_the_plan_the_numbers_of_the_run(tmp_path):
@@ -126,15 +122,11 @@ def test_prepared_tokens_give_the_plan_the_numbers_of_the_run(tmp_path):
     assert changed.length.rows == 270
 
 
-def test_a_model_that_is_not_here_leaves_the_bytes_to_go_by(tmp_path):
+def test_a_model_that_is_not_here_or_rows_that_cannot_be_read_leave_the_bytes_to_go_by(tmp_path):
     path = _expert(tmp_path, 20)
     plan = expert.plan(path, gpu="rtx-4090", overrides=("base_models[0].name=some/model",))
     assert _reason(plan, "length.tokens_per_epoch").startswith("from the file size: 3.8 bytes")
-
-
-def test_data_that_cannot_be_read_leaves_a_plan_all_the_same(tmp_path):
-    path = _expert(tmp_path, 20)
-    (tmp_path / "rows.jsonl").write_bytes(b"{broken\n" * 20)
+    (tmp_path / "train.jsonl").write_bytes(b"{broken\n" * 20)
     assert _reason(expert.plan(path), "length.tokens_per_epoch").startswith("from the file size")
 
 
@@ -142,21 +134,15 @@ def test_data_that_cannot_be_read_leaves_a_plan_all_the_same(tmp_path):
 def test_a_plan_warns_of_bad_rows_and_of_what_preparing_would_warn_of(tmp_path, how):
     """Also where rows are streamed, and where the tokenizer is not on this machine."""
     path = _expert(tmp_path, 20)
-    rows = tmp_path / "rows.jsonl"
+    rows = tmp_path / "train.jsonl"
     odd = {"instruction": "Greet {{name}}.", "response": "Hi.", "split": "test"}
     bad = json.dumps({"instruction": "a", "response": None})
     rows.write_text(f"{json.dumps(odd)}\n{bad}\nbroken\n{rows.read_text(encoding='utf-8')}")
     told = "\n".join(expert.plan(path, overrides=how).warnings)
-    assert (
-        "2 of the first 23 rows cannot be used, and "
-        "training.dataset.max_bad_rows tolerates 0: {place}: column 'response' "
-        "is null"
-    ).format(place=f"{rows}:2") in told
+    assert "2 of the first 23 rows cannot be used, and training.dataset.max_bad_rows" in told
+    assert f" tolerates 0: {rows}:2: column 'response' is null" in told
     assert "columns that are not used: split (filled in 1 of 22 rows)" in told
-    assert (
-        "placeholder {{{{name}}}} in 1 of the first 21 examples: {place}".format(place=f"{rows}:1")
-        in told
-    )
+    assert f"placeholder {{{{name}}}} in 1 of the first 21 examples: {rows}:1" in told
     tolerant = expert.plan(path, overrides=(*how, "max_bad_rows=2"))
     assert "rows cannot be used" not in "\n".join(tolerant.warnings)
 
@@ -184,12 +170,8 @@ def test_a_plan_says_that_the_epochs_end_before_max_steps(tmp_path, epochs, word
             expert.prepare(manifest)
         plan, told = planned(600)
         total = plan.length.total_steps
-        assert told == [
-            (
-                f"{words} after {total} steps, before the 600 of max_steps  (raise epochs to "
-                "train longer)"
-            )
-        ]
+        [text] = told
+        assert text.startswith(f"{words} after {total} steps, before the 600 of max_steps  (raise")
         assert total is not None
         assert planned(total)[1] == planned(total - 1)[1] == []
 
@@ -213,9 +195,8 @@ def test_rows_of_files_without_lines_are_counted_and_have_a_time(tmp_path, name)
     by_lines = expert.plan(an_expert(tmp_path, model="tiny"))
     assert made.length.rows == by_lines.length.rows == 108
     assert made.length.tokens_per_epoch == by_lines.length.tokens_per_epoch
-    elsewhere = expert.plan(
-        an_expert(tmp_path, dataset={"path": name}, model="Qwen/Qwen3-0.6B"), gpu="h200"
-    )
+    other = an_expert(tmp_path, dataset={"path": name}, model="Qwen/Qwen3-0.6B")
+    elsewhere = expert.plan(other, gpu="h200")
     assert elsewhere.length.rows == 108
     assert elsewhere.length.expected_seconds is not None
 

@@ -88,14 +88,6 @@ def test_a_resumed_run_is_the_same_with_and_without_the_stored_reference(whole, 
     assert weights_of(copy) == weights_of(folder)
 
 
-def test_the_size_of_a_micro_batch_changes_nothing_but_rounding(whole, tmp_path, base):
-    _, folder = whole
-    other = run(expert(tmp_path, base, micro_batch_size=1)).folder
-    assert plan_of(other)["batch"]["micro_batch"] != plan_of(folder)["batch"]["micro_batch"]
-    for ours, theirs in zip(events_of(folder, "step"), events_of(other, "step"), strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)  # float32, ten steps
-
-
 @pytest.mark.parametrize("method", ["ipo", "apo_zero", "simpo", "orpo", "cpo"])
 def test_every_method_trains(method, tmp_path, base):
     folder = run(expert(tmp_path, base, method=method, max_steps=4)).folder

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -67,10 +68,8 @@ def test_rows_are_not_read_again_while_their_files_are_the_same(tmp_path, monkey
     first = prepare(file)
     for module in (preparing, row_cache):
         monkeypatch.setattr(module, "iterate", lambda source: pytest.fail("read again"))
-    again = prepare(file)
-    assert [each.folder for each in again.train.folders] == [
-        each.folder for each in first.train.folders
-    ]
+    kept, again = (made.train.folders for made in (first, prepare(file)))
+    assert [each.folder for each in again] == [each.folder for each in kept]
 
 
 def test_an_update_of_short_rows_has_the_rows_that_the_manifest_says(tmp_path):
@@ -161,7 +160,6 @@ def test_a_character_corpus_becomes_full_blocks(tmp_path):
     assert made.template == "characters"
     assert made.encoder.vocabulary == len(set("To be, or not to be.\n"))
     assert made.train.index.statistics().fill > 0.98
-    assert made.validation is not None
     assert made.validation.index.statistics().tokens == 21 * 20, "its last tenth is held out"
     kept = made.train.index.statistics().tokens
     assert 21 * 180 - 2 * 32 < kept <= 21 * 180, "blocks move by up to one in later epochs"
@@ -176,11 +174,9 @@ def test_a_model_that_cannot_be_fetched_is_told_with_a_near_name_only_if_it_is_a
 ):
     import huggingface_hub.errors
 
-    def offline(*args: Any, **options: Any) -> str:
-        missing = huggingface_hub.errors.LocalEntryNotFoundError("An error happened …")
-        raise missing from OSError("[Errno -2] Name or service not known")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    missing = huggingface_hub.errors.LocalEntryNotFoundError("An error happened …")
+    missing.__cause__ = OSError("[Errno -2] Name or service not known")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", MagicMock(side_effect=missing))
     file = an_expert(tmp_path)
     for name, meant in (("Qwen/Qwen3-0.6B", ""), ("Qwen/Qwen3-06B", "did you mean 'Qwen3-0.6B'? ")):
         with pytest.raises(DataError, match=r"from the hub: .*Name or service not known") as told:

@@ -95,9 +95,8 @@ def test_speed_use_of_the_card_and_peak_memory_are_reported(tmp_path):
     status = run_status(a_run(tmp_path / "c", STARTED, STEP | host))
     assert (status.gpu_peak_memory_bytes, status.cpu_peak_memory_bytes) == (None, 7)
     assert status.gpu_utilization is None
-    over = run_status(
-        a_run(tmp_path / "f", STARTED, STEP | host, FINISHED | {"steps_per_second": 2.0})
-    )
+    finished = FINISHED | {"steps_per_second": 2.0}
+    over = run_status(a_run(tmp_path / "f", STARTED, STEP | host, finished))
     assert (over.steps_per_second, over.cpu_peak_memory_bytes) == (2.0, 7)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ from safetensors.torch import load_file
 
 from expert.core.publish import damage
 from tests.faults.counting import case
-from tests.jobs.runs import events_of, losses_of, run, weights_of, write_expert
+from tests.jobs.runs import copied, events_of, losses_of, run, weights_of, write_expert
+from tests.parallel.test_worlds import numbers_of
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def whole(tmp_path_factory, base) -> tuple[Path, Path]:
 
 def test_a_run_learns_and_leaves_a_whole_run_folder(whole):
     _, folder = whole
-    losses = [float.fromhex(loss) for loss in losses_of(folder).values()]
+    losses = numbers_of(folder)
     assert losses[-1] < 0.8 * losses[0]
     names = {path.name for path in folder.iterdir()}
     assert {"manifest.json", "plan.json", "environment.json", "events.jsonl", "final"} <= names
@@ -56,10 +56,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path,
     steps = sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
     assert steps == list(range(1, len(expected) + 1))
     for step in some:
-        copy = tmp_path / f"from-{step}"
-        shutil.copytree(folder, copy)
-        (copy / "events.jsonl").unlink()
-        shutil.rmtree(copy / "final")
+        copy = copied(folder, tmp_path / f"from-{step}")
         done = run(manifest, resume=str(copy / "checkpoints" / f"step-{step:06d}"))
         rest = losses_of(done.folder)
         with case():
@@ -88,8 +85,7 @@ def test_micro_batch_size_changes_no_loss(base, tmp_path):
     found = []
     for rows in (1, 4):
         settings = {"micro_batch_size": rows, "epochs": 1}
-        made = run(write_expert(tmp_path / str(rows), base, settings))
-        found.append([float.fromhex(loss) for loss in losses_of(made.folder).values()])
+        found.append(numbers_of(run(write_expert(tmp_path / str(rows), base, settings)).folder))
     assert len(found[0]) > 3
     assert found[1] == pytest.approx(found[0], rel=2e-5)
 
@@ -108,13 +104,8 @@ def test_packed_unpacked_and_padded_runs_begin_with_the_same_loss(base, tmp_path
 
 
 def test_early_stopping_ends_a_run_that_no_longer_improves(base, tmp_path):
-    settings = {
-        "learning_rate": 1e-9,
-        "eval_steps": 1,
-        "early_stopping_patience": 2,
-        "early_stopping_threshold": 0.5,
-    }
-    done = run(write_expert(tmp_path, base, settings))
+    settings = {"early_stopping_patience": 2, "early_stopping_threshold": 0.5}
+    done = run(write_expert(tmp_path, base, {**settings, "learning_rate": 1e-9, "eval_steps": 1}))
     assert done.exit_code == 0
     assert done.steps == 3  # one evaluation sets the mark, two bring nothing
     assert events_of(done.folder, "finished")[0]["early"]
@@ -131,11 +122,12 @@ def test_the_best_checkpoint_is_what_the_run_leaves(base, tmp_path):
     assert done.eval_loss == evals[best]
     assert done.last_eval_loss == evals[done.steps] != done.eval_loss
     assert events_of(done.folder, "finished")[0]["last_eval_loss"] == done.last_eval_loss
-    saved = load_file(done.folder / "checkpoints" / f"step-{best:06d}" / "model.safetensors")
-    final = load_file(done.folder / "final" / "adapter_model.safetensors")
-    assert {tuple(t.flatten().tolist()) for t in final.values()} == {
-        tuple(t.flatten().tolist()) for t in saved.values()
-    }
+    checkpoint = done.folder / "checkpoints" / f"step-{best:06d}" / "model.safetensors"
+    saved, final = (
+        {tuple(tensor.flatten().tolist()) for tensor in load_file(file).values()}
+        for file in (checkpoint, done.folder / "final" / "adapter_model.safetensors")
+    )
+    assert final == saved
 
 
 def test_a_best_checkpoint_that_is_damaged_is_reported_and_the_last_weights_are_kept(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -159,14 +161,9 @@ def test_blocks_are_recomputed_where_one_sequence_does_not_fit(tmp_path, monkeyp
 
 @pytest.mark.fault(17)
 def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path, monkeypatch):
-    def never(self, batch):
-        raise no_room()
-
     with monkeypatch.context() as patch:
-        patch.setattr(LoadedModel, "evaluate", never)
-        with pytest.raises(
-            RunFailed, match="out of memory in evaluation with one sequence at a time"
-        ):
+        patch.setattr(LoadedModel, "evaluate", MagicMock(side_effect=no_room()))
+        with pytest.raises(RunFailed, match="out of memory in evaluation with one sequence at a"):
             run(write_expert(tmp_path / "evaluated", base, SETTINGS))
     inject(monkeypatch, out_of_memory_above(0))
     with pytest.raises(RunFailed, match="out of memory in training with one sequence at a time"):
@@ -271,30 +268,21 @@ def test_a_kernel_that_cannot_run_makes_way_for_the_next(base, whole, tmp_path, 
 
 
 def test_an_optimizer_that_cannot_run_makes_way_for_the_plain_one(base, tmp_path, monkeypatch):
-    def unavailable(named):
-        raise OptimizerUnavailable("adamw_torch_fused", "no kernel")
-
-    monkeypatch.setattr(optim, "_try_fused", unavailable)
+    unavailable = OptimizerUnavailable("adamw_torch_fused", "no kernel")
+    monkeypatch.setattr(optim, "_try_fused", MagicMock(side_effect=unavailable))
     settings = {"optim": "adamw_torch_fused", "max_steps": 2}
     done = run(write_expert(tmp_path, base, settings))
     assert fallbacks(done.folder) == [{"optim.optimizer": "adamw_torch"}]
     assert done.steps == 2
 
 
-def broken_backend(graph, inputs):
-    raise RuntimeError("this backend makes nothing")
-
-
 def test_a_run_continues_uncompiled_if_compiling_fails(base, whole, tmp_path, monkeypatch):
-    from expert.model import blocks
+    def broken_backend(graph, inputs):
+        raise RuntimeError("this backend makes nothing")
 
-    compile_with = torch.compile
+    compiled = partial(torch.compile, dynamic=False, backend=broken_backend)
     monkeypatch.setattr(
-        blocks.torch,
-        "compile",
-        lambda function, **options: compile_with(
-            function, dynamic=False, backend=broken_backend, fullgraph=options["fullgraph"]
-        ),
+        torch, "compile", lambda function, **more: compiled(function, fullgraph=more["fullgraph"])
     )
     done = run(write_expert(tmp_path, base, SETTINGS | {"torch_compile": True}))
     assert fallbacks(done.folder) == [{"kernels.compile": False}]
@@ -303,10 +291,7 @@ def test_a_run_continues_uncompiled_if_compiling_fails(base, whole, tmp_path, mo
 
 
 def test_an_error_that_no_plan_fixes_is_raised_as_it_is(base, tmp_path, monkeypatch):
-    def broken(*_, **__):
-        raise ZeroDivisionError("a mistake")
-
-    monkeypatch.setattr(Engine, "total", broken)
+    monkeypatch.setattr(Engine, "total", MagicMock(side_effect=ZeroDivisionError("a mistake")))
     with pytest.raises(ZeroDivisionError):
         run(write_expert(tmp_path, base, SETTINGS))
     folder = next((tmp_path / "runs").iterdir())

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,15 @@ from expert.model.load import LoadedModel
 from expert.run.session import checkpoints
 from expert.training import loop
 from tests.faults.counting import case, scaled
-from tests.jobs.runs import events_of, losses_of, run, saved_steps, weights_of, write_expert
+from tests.jobs.runs import (
+    events_of,
+    losses_of,
+    run,
+    saved_steps,
+    until,
+    weights_of,
+    write_expert,
+)
 from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD, begun, ended
 
 # Two epochs of six steps with accumulation, dropout and evaluation.
@@ -30,7 +37,6 @@ SETTINGS = {
     "save_total_limit": 2,
     "eval_steps": 4,
 }
-PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +56,8 @@ def run_folder(manifest: Path) -> Path:
     return next((manifest.parent / "runs").iterdir())
 
 
-def wait_until(happened: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not happened():
-        if time.monotonic() > until:
-            raise TimeoutError(f"{what} did not happen")
-        time.sleep(0.02)
-
-
 def wait_for_file(manifest: Path, name: str) -> None:
-    wait_until((manifest.parent / name).exists, name)
+    until((manifest.parent / name).exists, why=lambda: f"{name} did not come")
 
 
 def times_told(manifest: Path, event: str) -> int:
@@ -71,10 +69,8 @@ def times_told(manifest: Path, event: str) -> int:
 def assert_equal_in_the_end(folder: Path, whole: tuple[Path, Path]) -> None:
     assert losses_of(folder) == losses_of(whole[1])
     assert weights_of(folder) == weights_of(whole[1])
-    found, expected = (
-        {e["step"]: e["loss"] for e in events_of(f, "eval")} for f in (folder, whole[1])
-    )
-    assert found == expected
+    evals = [{e["step"]: e["loss"] for e in events_of(f, "eval")} for f in (folder, whole[1])]
+    assert evals[0] == evals[1]
 
 
 @pytest.mark.fault(4)
@@ -159,7 +155,7 @@ def killed_at_random(whole, manifest: Path, kills: int, seed: int) -> None:
         event = "resumed" if kill else "saved"
         known, resume = times_told(manifest, event), {"resume": "auto"} if kill else {}
         process = begun(manifest=str(manifest), pause=0.01, **resume)
-        wait_until(lambda: times_told(manifest, event) > known, event)  # noqa: B023 - at once
+        until(lambda: times_told(manifest, event) > known)  # noqa: B023 - at once
         time.sleep(chance.uniform(0.0, 0.6))  # any moment will do
         with contextlib.suppress(ProcessLookupError):  # it may have finished by then
             os.kill(process.pid, signal.SIGKILL)

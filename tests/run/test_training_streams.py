@@ -20,6 +20,7 @@ from tests.jobs.runs import (
     weights_of,
     write_expert,
 )
+from tests.parallel.test_worlds import numbers_of
 
 SETTINGS = {
     "epochs": 2,
@@ -46,15 +47,13 @@ def streamed(tmp_path_factory, base) -> tuple[Path, Path]:
 
 def test_a_stream_trains_to_the_end_of_its_rows(streamed):
     _, folder = streamed
-    losses = [float.fromhex(loss) for loss in losses_of(folder).values()]
+    losses = numbers_of(folder)
     assert losses[-1] < losses[0]
     last = len(losses)
     assert saved_steps(folder) == list(range(1, last + 1))
     # Nobody knew beforehand where an epoch ends.
-    assert [(e["epoch"], e["step"]) for e in events_of(folder, "epoch")] == [
-        (1, last // 2),
-        (2, last),
-    ]
+    ends = [(event["epoch"], event["step"]) for event in events_of(folder, "epoch")]
+    assert ends == [(1, last // 2), (2, last)]
     assert [event["step"] for event in events_of(folder, "eval")] == [last // 2, last]
     assert [event["event"] for event in events_of(folder)][-1] == "finished"
     # Without an end the rate stays, and the plan says so.

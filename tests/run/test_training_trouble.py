@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from tokenizers import Tokenizer
 
 from expert.run.session.failures import RunFailed
 from expert.telemetry.trackers import TRACKERS
-from expert.training.checkpoint import load_checkpoint
 from tests.jobs.runs import (
     ROWS,
     copied,
@@ -56,8 +56,8 @@ def at(updates, change):
 
 
 def tensors_after(folder, step):
-    groups, _ = load_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
-    return {(g, name): t.tolist() for g, named in groups.items() for name, t in named.items()}
+    place = folder / "checkpoints" / f"step-{step:06d}"
+    return [(place / f"{name}.safetensors").read_bytes() for name in ("model", "optimizer")]
 
 
 class OneBadGradient(torch.autograd.Function):
@@ -167,11 +167,8 @@ def test_a_loss_that_spikes_is_undone_and_the_rest_is_learned(base, clean, tmp_p
     assert state["state"]["skipped"] == [[26, 31]]
     assert state["state"]["rollbacks"] == 1
     # The end of the curve is the plan's, which may be longer when the run is resumed.
-    assert sorted(state["state"]["schedule"]) == [
-        "rate_factor",
-        "restart_warmup_at",
-        "restart_warmup_steps",
-    ]
+    kept = {"rate_factor", "restart_warmup_at", "restart_warmup_steps"}
+    assert set(state["state"]["schedule"]) == kept
     # What was undone counts in no mean.
     means = [events_of(folder, "finished")[0]["loss"] for folder in (done.folder, clean)]
     assert means[0] < 1.05 * means[1]
@@ -205,9 +202,7 @@ def test_by_default_a_run_stops_at_what_is_not_finite_and_keeps_what_it_had_lear
     manifest = write_expert(tmp_path, base, UNSAVED)
     with monkeypatch.context() as patch:
         inject(patch, at({2}, lambda loss: loss * float("nan")))
-        with pytest.raises(
-            RunFailed, match="a checkpoint after step 3 was saved, --resume continues"
-        ):
+        with pytest.raises(RunFailed, match="after step 3 was saved, --resume continues"):
             run(manifest)
     folder = next((tmp_path / "runs").iterdir())
     assert events_of(folder, "stopped")[0]["exit_code"] == 4
@@ -222,16 +217,11 @@ def test_by_default_a_run_stops_at_what_is_not_finite_and_keeps_what_it_had_lear
 def test_a_tracker_that_fails_at_the_start_is_reported_and_the_run_continues(
     base, tmp_path, monkeypatch
 ):
-    def refuse(run, tell):
-        raise PermissionError(13, "Permission denied")
-
-    refused = TRACKERS["tensorboard"]._replace(open=refuse)
-    monkeypatch.setitem(TRACKERS, "tensorboard", refused)
+    refuse = MagicMock(side_effect=PermissionError(13, "Permission denied"))
+    monkeypatch.setitem(TRACKERS, "tensorboard", TRACKERS["tensorboard"]._replace(open=refuse))
     settings = SETTINGS | {"trackers": ["tensorboard"], "max_steps": 1}
     done = run(write_expert(tmp_path, base, settings))
     assert done.exit_code == 0
     told = [event["text"] for event in events_of(done.folder, "warning")]
-    assert (
-        sum("TensorBoard files are no longer written: PermissionError" in text for text in told)
-        == 1
-    )
+    lost = "TensorBoard files are no longer written: PermissionError"
+    assert sum(lost in text for text in told) == 1

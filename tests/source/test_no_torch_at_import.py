@@ -41,8 +41,6 @@ def test_importing_the_light_layers_loads_nothing_heavy():
 
 
 def test_importing_the_package_alone_imports_nothing_of_it():
-    code = (
-        "import sys, expert\nprint(*[name for name in sys.modules if name.startswith('expert.')])"
-    )
+    code = "import sys, expert\nprint(*[one for one in sys.modules if one.startswith('expert.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.returncode) == ([], 0)

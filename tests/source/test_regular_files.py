@@ -47,9 +47,8 @@ def reads_a_file(call: ast.Call) -> bool:
 
 
 def direct_reads(tree: ast.Module) -> Iterator[int]:
-    yield from (
-        node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and reads_a_file(node)
-    )
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    yield from (call.lineno for call in calls if reads_a_file(call))
 
 
 def test_files_are_opened_by_the_one_place_that_refuses_pipes_and_devices():

@@ -13,7 +13,7 @@ import pytest
 from expert.telemetry import gpu as gpu_module
 from expert.telemetry.gpu import GpuSampler, allocator_stats
 from tests.planning.fake_nvml import GIB, FakeNvml, process
-from tests.telemetry.clocks import HandClock
+from tests.telemetry.conftest import HandClock
 
 
 class BusyNvml(FakeNvml):
@@ -40,13 +40,8 @@ def _all_cards_visible(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-def sampled(nvml: FakeNvml, clock: HandClock, *uses: int, gpu: int = 0) -> GpuSampler:
-    sampler = GpuSampler(gpu, clock=clock, nvml=nvml)
+def sampled(nvml: FakeNvml, clock: HandClock, *uses: int) -> GpuSampler:
+    sampler = GpuSampler(0, clock=clock, nvml=nvml)
     for use in uses:
         clock.turn(1)
         vars(nvml)["use"] = use

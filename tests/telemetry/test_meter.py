@@ -10,18 +10,13 @@ import pytest
 from expert.telemetry.meter import MIN_SMOOTHED, SMOOTH_SHARE, Meter, StepCounts
 from expert.telemetry.timeline import StepTimes
 from tests.each import each
-from tests.telemetry.clocks import HandClock
+from tests.telemetry.conftest import HandClock
 
 COUNTS = {"real_tokens": 90, "places": 100, "examples": 3, "targets": 50}
 
 
 def times(step: int, wall: float, data_wait: float) -> StepTimes:
     return StepTimes(step=step, wall=wall, phases={"data_wait": data_wait})
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
 
 
 @pytest.fixture

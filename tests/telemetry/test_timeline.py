@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from expert.telemetry.timeline import PHASES, StepTimes, Timeline
-from tests.telemetry.clocks import HandClock
 
 
 class FakeDevice:
@@ -30,31 +31,22 @@ class FakeDevice:
 class FakeEvent:
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
-        self.at: float | None = None
+        self.at: Any = None
         self.waited = 0
 
     def record(self, stream: object = None) -> None:
         self.at = self.device.now
 
     def query(self) -> bool:
-        assert self.at is not None
-        return self.at <= self.device.reached
+        return bool(self.at <= self.device.reached)
 
     def synchronize(self) -> None:
-        assert self.at is not None
         self.waited += 1
         self.device.reached = max(self.device.reached, self.at)
 
     def elapsed_time(self, end_event: FakeEvent, /) -> float:
-        assert self.at is not None
-        assert end_event.at is not None
         assert end_event.query(), "the device has not come this far"
-        return 1000 * (end_event.at - self.at)
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+        return float(1000 * (end_event.at - self.at))
 
 
 @pytest.fixture
@@ -139,12 +131,8 @@ def test_a_step_that_fails_is_forgotten_and_its_error_comes_through(on_device, d
     on_device.begin(1)
     before = len(device.made)
 
-    def fail() -> None:
-        with on_device.phase("forward"):
-            raise MemoryError("full")
-
-    with pytest.raises(MemoryError, match="full"):
-        fail()
+    with pytest.raises(MemoryError, match="full"), on_device.phase("forward"):
+        raise MemoryError("full")
     assert len(device.made) == before + 1  # nothing is recorded on a device that may be broken
     launch(on_device, device, 1)
     assert [times.step for times in on_device.drain()] == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,36 +49,24 @@ def assert_is(path: Path | None, step: int) -> None:
     assert_same(groups, groups_of(step))
 
 
-def save_in_stages(folder: Path, step: int, kill_before: int | None) -> tuple[int, str]:
-    """Save in a forked process that is killed before one of its stages; the number of stages."""
+def in_stages(does: Callable[[], object], kill_before: int | None) -> tuple[int, str]:
+    """Save or prune in a forked process that is killed before one of its stages; the number of
+    stages."""
 
     def action() -> int:
         stages = Stages(kill_before)
         stages.hook_system()
-        write = save_file
 
         def in_parts(tensors: Any, path: Path, metadata: Any) -> None:
             stages.reached()
-            write(tensors, path, metadata=metadata)
+            save_file(tensors, path, metadata=metadata)
             content = path.read_bytes()
             path.write_bytes(content[: len(content) // 2])
             stages.reached()
             path.write_bytes(content)
 
         setattr(checkpoint, "save_file", in_parts)  # noqa: B010 - a process that ends soon
-        saved(folder, step)
-        return stages.count
-
-    return in_child(action)
-
-
-def prune_in_stages(folder: Path, keep: int, kill_before: int | None) -> tuple[int, str]:
-    """Prune in a forked process that is killed before one of its stages; the number of stages."""
-
-    def action() -> int:
-        stages = Stages(kill_before)
-        stages.hook_system()
-        checkpoint.prune(folder, keep, set())
+        does()
         return stages.count
 
     return in_child(action)
@@ -91,10 +80,6 @@ def newest_after(folder: Path) -> Path | None:
 
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "DONE")
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def full_disk(folder: Path, limit: int) -> tuple[int, str]:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from expert.core.publish import publishing
 from expert.training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
-from tests.core.test_publish import flip
+from tests.core.test_publish import flip, without
 from tests.each import each
-from tests.faults.counting import cases
+from tests.faults.counting import case, cases
 from tests.training.checkpoints import FILES, assert_is, saved
-
-
-def emptied(path: Path) -> None:
-    shutil.rmtree(path)
-    path.mkdir()
 
 
 def foreign(path: Path, files: dict[str, bytes]) -> None:
@@ -34,59 +31,38 @@ def foreign(path: Path, files: dict[str, bytes]) -> None:
 
 
 def head(**changes: object) -> bytes:
-    return json.dumps(
-        {"format": 1, "step": 2, "groups": ["model"], "state": {}, **changes}
-    ).encode()
+    usual = {"format": 1, "step": 2, "groups": ["model"], "state": {}}
+    return json.dumps(usual | changes).encode()
 
 
-def missing(path: Path) -> None:
-    path.unlink()
+Harm = Callable[[Path], object]
+TO_A_FILE: dict[str, Harm] = {
+    "missing": Path.unlink,
+    "shorter": lambda file: os.truncate(file, file.stat().st_size - 1),
+    "longer": lambda file: os.truncate(file, file.stat().st_size + 1),
+    "of no length": lambda file: os.truncate(file, 0),
+    "zeroed": lambda file: file.write_bytes(bytes(file.stat().st_size)),
+    "flipped": lambda file: flip(file, 60, 2),
+}
 
 
-def shorter(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def longer(path: Path) -> None:
-    os.truncate(path, path.stat().st_size + 1)
-
-
-def of_no_length(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def zeroed(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def flipped(path: Path) -> None:
-    flip(path, 60, 2)
-
-
-def turned_into_a_file(path: Path) -> None:
-    shutil.rmtree(path)
-    path.write_text("x")
-
-
-def swapped(path: Path) -> None:
-    shutil.rmtree(path)
-    shutil.copytree(path.with_name("step-000001"), path)
-
-
-def to_a_file(name: str, harm: Callable[[Path], None]) -> Callable[[Path], None]:
+def to_a_file(name: str, harm: Harm) -> Harm:
     return lambda folder: harm(folder / name)
 
 
-HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
+HARMS: dict[str, tuple[Harm, str]] = {
     **{
-        f"{name} {harm.__name__}": (to_a_file(name, harm), "" if name == "DONE" else name)
+        f"{name} {how}": (to_a_file(name, harm), "" if name == "DONE" else name)
         for name in FILES
-        for harm in (missing, shorter, longer, of_no_length, zeroed, flipped)
+        for how, harm in TO_A_FILE.items()
     },
-    "empty": (emptied, "it is empty"),
-    "a file": (turned_into_a_file, "it is not a folder"),
+    "empty": (lambda p: without(p).mkdir(), "it is empty"),
+    "a file": (lambda p: without(p).write_text("x"), "it is not a folder"),
     "more files": (lambda p: (p / "x.bin").write_text(""), "x.bin is not listed in DONE"),
-    "another step's": (swapped, "it is the checkpoint of step 1 under another name"),
+    "another step's": (
+        lambda p: shutil.copytree(p.with_name("step-000001"), without(p)),
+        "it is the checkpoint of step 1 under another name",
+    ),
     "a finished folder of something else": (lambda p: foreign(p, {"a": b""}), "state.json is not"),
     "pickles": (lambda p: foreign(p, {"model.bin": b"\x80\x04.", "state.json": b"\x80"}), "state."),
     "another version": (lambda p: foreign(p, {"state.json": head(format=2)}), "state.json is not"),
@@ -131,6 +107,40 @@ def test_a_file_that_is_no_safetensors_is_named(tmp_path: Path, content: bytes):
     foreign(saved(tmp_path, 2), {"state.json": head(), "model.safetensors": content})
     with pytest.raises(CheckpointError, match=r"model\.safetensors: "):
         load_checkpoint(tmp_path / "step-000002")
+
+
+class Payload:
+    """Unpickling it makes a file."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[object, tuple[Path, str]]:
+        return Path.write_text, (self.canary, "")
+
+
+def pickles(canary: Path, folder: Path) -> dict[str, bytes]:
+    torch.save({"a": Payload(canary)}, folder / "x.pt")
+    np.save(folder / "x.npy", np.array([Payload(canary)], dtype=object), allow_pickle=True)
+    read = {name: (folder / f"x.{name}").read_bytes() for name in ("pt", "npy")}
+    return {"pickle": pickle.dumps(Payload(canary)), **read}
+
+
+@pytest.mark.fault(24)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pickle", "pt", "npy"])
+def test_pickles_in_every_file_of_a_checkpoint_are_refused_and_never_run(tmp_path: Path, kind: str):
+    canary = tmp_path / "canary"
+    payload = pickles(canary, tmp_path)[kind]
+    for harmed in FILES:
+        path = saved(tmp_path / harmed, 2)
+        files = {name: (path / name).read_bytes() for name in FILES if name != "DONE"}
+        foreign(path, {**files, harmed: payload} if harmed in files else files)
+        if harmed == "DONE":
+            (path / "DONE").write_bytes(payload)
+        with case(), pytest.raises(CheckpointError):
+            load_checkpoint(path)
+        assert not canary.exists()
 
 
 def test_shared_names_that_lead_nowhere_are_refused(tmp_path: Path):

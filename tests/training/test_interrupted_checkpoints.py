@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import errno
 import os
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,16 @@ import torch
 from expert.core.publish import damage, remove_leftovers
 from expert.training import checkpoint
 from expert.training.checkpoint import bytes_needed, save_checkpoint
+from tests.core.test_publish import names
 from tests.faults.counting import cases
 from tests.training.checkpoints import (
     FILES,
     assert_is,
     full_disk,
-    names,
+    in_stages,
     newest_after,
-    prune_in_stages,
-    save_in_stages,
     saved,
 )
-
-Usage = collections.namedtuple("Usage", "total used free")
 
 
 def some_and_every(apart: int, rounds: int) -> pytest.MarkDecorator:
@@ -42,14 +39,15 @@ def test_a_kill_at_a_stage_of_saving_leaves_a_whole_newest_one(
     tmp_path: Path, apart: int, rounds: int
 ):
     saved(tmp_path, 1)
-    code, stages = save_in_stages(tmp_path, 2, None)
+    save = partial(saved, tmp_path, 2)
+    code, stages = in_stages(save, None)
     assert code == 0
     assert_is(newest_after(tmp_path), 2)
     shutil.rmtree(tmp_path / "step-000002")
     assert int(stages) >= 12
     for stage in range(0, int(stages), apart):
         for _ in cases(rounds):
-            assert save_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
+            assert in_stages(save, stage)[0] == -signal.SIGKILL
             newest = newest_after(tmp_path)
             assert_is(newest, 2 if newest == tmp_path / "step-000002" else 1)
             remove_leftovers(tmp_path)
@@ -68,12 +66,13 @@ def test_a_kill_at_a_stage_of_pruning_loses_none_that_stays(
             saved(tmp_path, step)
 
     fill()
-    count = int(prune_in_stages(tmp_path, 2, None)[1])
+    keep_two = partial(checkpoint.prune, tmp_path, 2, set())
+    count = int(in_stages(keep_two, None)[1])
     assert count >= 10
     for stage in range(0, count, apart):
         for _ in cases(rounds):
             fill()
-            assert prune_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
+            assert in_stages(keep_two, stage)[0] == -signal.SIGKILL
             visible = [name for name in names(tmp_path) if name.startswith("step-")]
             assert all(damage(tmp_path / name) == "" for name in visible)
             for step in (3, 4):
@@ -83,15 +82,18 @@ def test_a_kill_at_a_stage_of_pruning_loses_none_that_stays(
 
 
 @pytest.mark.fault(6)
-@pytest.mark.parametrize("name", FILES)
-def test_a_full_disk_leaves_nothing_and_the_one_before_is_whole(tmp_path: Path, name: str):
-    size = (saved(tmp_path / "measured", 2) / name).stat().st_size
+@pytest.mark.parametrize("times", [len(FILES), pytest.param(50, marks=pytest.mark.slow)])
+def test_a_full_disk_leaves_nothing_and_the_one_before_is_whole(tmp_path: Path, times: int):
+    sizes = [file.stat().st_size for file in saved(tmp_path / "measured", 2).iterdir()]
     saved(tmp_path / "c", 1)
-    code, text = full_disk(tmp_path / "c", size - 1)
-    assert code == 0, text
-    assert f"step-000002: {os.strerror(errno.EFBIG)}: " in text
-    assert "(make room and resume" in text
-    assert names(tmp_path / "c") == ["step-000001"]
+    for number in cases(times):
+        few = times == len(sizes)
+        limit = sizes[number] - 1 if few else number * max(sizes) // times
+        code, text = full_disk(tmp_path / "c", limit)
+        assert code == 0, text
+        assert f"step-000002: {os.strerror(errno.EFBIG)}: " in text
+        assert "(make room and resume, keep fewer with" in text
+        assert names(tmp_path / "c") == ["step-000001"]
     assert_is(newest_after(tmp_path / "c"), 1)
 
 

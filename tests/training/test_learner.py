@@ -13,8 +13,8 @@ def copy_of(groups):
     return {g: {n: t.detach().clone() for n, t in named.items()} for g, named in groups.items()}
 
 
-def update(engine, batch=BATCH, factor=1.0):
-    accumulate(engine, batch, divisor=4)
+def update(engine):
+    accumulate(engine, BATCH, divisor=4)
     return engine.step(step=1, rate=1e-2, max_norm=1.0)
 
 

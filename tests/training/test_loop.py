@@ -179,11 +179,7 @@ def test_without_a_known_end_the_end_is_evaluated_and_saved_when_it_comes():
     assert ending.finished
     assert run.evaluated == [4, 8, 12]
     assert [saved.done for saved in run.saved] == [8, 12]
-    assert [(line["epoch"], line["step"]) for line in run.events("epoch")] == [
-        (1, 4),
-        (2, 8),
-        (3, 12),
-    ]
+    assert {line["epoch"]: line["step"] for line in run.events("epoch")} == {1: 4, 2: 8, 3: 12}
 
 
 @pytest.mark.parametrize("in_evaluation", [False, True])

@@ -11,15 +11,10 @@ from expert.training.optim import MasterWeights
 from tests.training.optimizers import bits, parameters
 
 
-def sixteen_bit() -> list[tuple[str, Parameter]]:
-    named = parameters()
-    return [(name, Parameter(p.detach().bfloat16()) if p.ndim == 2 else p) for name, p in named]
-
-
 @pytest.mark.parametrize("scratch", [100, 700, 6000, 2**24])
 def test_masters_add_up_gradients_exactly_as_float32_does(scratch, monkeypatch):
     monkeypatch.setattr(optim, "SCRATCH_WEIGHTS", scratch)
-    named = sixteen_bit()
+    named = [(n, Parameter(p.detach().bfloat16()) if p.ndim == 2 else p) for n, p in parameters()]
     masters = MasterWeights(named)
     expected = {name: torch.zeros(p.shape) for name, p in named}
     for seed in range(4):

@@ -1,13 +1,11 @@
 """Power cuts at every moment of a save: the newest checkpoint that is there is whole.
 
 A killed process loses nothing that it has written, since the system still holds it. Here what was
-not synced is gone: on a disk that is kept in memory, and on a real file system in an image that is
-copied at every moment, as a power cut would leave it, and mounted again.
+not synced is gone, on a disk that is kept in memory.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -122,25 +120,16 @@ def one_of_both(folder: Path) -> None:
     assert_is(newest, int(newest.name[5:]))
 
 
-def save_and_prune(folder: Path) -> None:
-    """As a run does it: a new one, then the old one goes."""
-    saved(folder, 2)
-    prune(folder, 1, set())
-
-
 @pytest.mark.fault(3)
 def test_a_power_cut_at_every_prefix_of_a_save_leaves_a_whole_newest_one(tmp_path: Path):
     saved(tmp_path / "disk", 1)
     disk = Disk(tmp_path / "disk", tmp_path / "after", one_of_both)
     with after_every_call(disk):
-        save_and_prune(tmp_path / "disk")
+        saved(tmp_path / "disk", 2)
+        prune(tmp_path / "disk", 1, set())
     assert disk.cuts > 20
-    disk.check = functools.partial(newest_is, step=2)
+    disk.check = lambda folder: assert_is(newest_after(folder), 2)
     disk()
-
-
-def newest_is(folder: Path, step: int) -> None:
-    assert_is(newest_after(folder), step)
 
 
 def test_a_save_that_syncs_nothing_is_found_out(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -98,10 +97,10 @@ def test_kto_has_its_published_values(logps, reference, loss, metric):
         assert float(sums[name]) == pytest.approx(expected, abs=1e-7)
 
 
-def some_rows(seed: int = 0) -> list[Row]:
+def some_rows() -> list[Row]:
     """Rows of many shapes: a prompt of one token, an answer of one token (only its end), equal
     answers, a longer rejected answer, answers that begin alike."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
     def draw(count: int) -> list[int]:
         return torch.randint(5, VOCABULARY, (count,), generator=generator).tolist()
@@ -225,19 +224,3 @@ def test_one_batch_equals_many(tmp_path, in_float64, adapter):
         torch.testing.assert_close(value, together[name], **EXACT, msg=name)
     for name, value in of_alone.items():
         torch.testing.assert_close(value, of_together[name], **EXACT, msg=name)
-
-
-def test_against_its_own_answers_the_loss_is_ln_2_and_nothing_is_won(tmp_path):
-    loaded = load(tiny_model(tmp_path / "model"))
-    rows, store = some_rows(), documents_of(some_rows())
-    with torch.no_grad():
-        sums, _ = our_sums(loaded, rows, length=64, bins=2)
-    store.reference = sums.numpy()
-    objective, losses, metrics = Preference(plan()), [], []
-    for batch in batches_of(rows, length=64, bins=2, store=store):
-        loss, its = objective.loss_sum(loaded, batch)
-        losses.append(float(loss.detach()) / objective.weight(batch))
-        metrics.append(its)
-    assert losses == [pytest.approx(math.log(2), abs=1e-7)] * len(losses)  # float32
-    for name in ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"):
-        assert [float(each[name]) for each in metrics] == [0.0] * len(metrics)

@@ -13,7 +13,7 @@ from expert.training.recorder import SCALE_HALVINGS, DelayedValues, RecompileCou
 from expert.training.recovery import NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
-from tests.telemetry.clocks import HandClock
+from tests.telemetry.conftest import HandClock
 from tests.training.toys import CPU
 
 
@@ -66,19 +66,15 @@ def test_lines_come_when_they_are_due_with_the_mean_since_the_last():
 
 def test_lines_of_a_card_that_reports_late_cover_their_own_steps_to_the_last(monkeypatch):
     """A line without time or tokens would be read as a step that takes none."""
-    monkeypatch.setattr(
-        recorder_module, "DelayedValues", lambda device: DelayedValues(device, lag=1)
-    )
+    monkeypatch.setattr(recorder_module, "DelayedValues", lambda d: DelayedValues(d, lag=1))
     told = []
     recorder, clock = made(told)
     for step in range(3):
         take(recorder, clock, step)
     recorder.wait_for_numbers()
     assert [line["step"] for line in told] == [1, 2, 3]
-    assert [(line["updates"], line["seconds"], line["tokens"]) for line in told] == [
-        (1, 1.0, 20)
-    ] * 3
-    assert [line["time_feed"] for line in told] == [0.125] * 3
+    facts = [(line["updates"], line["seconds"], line["tokens"], line["time_feed"]) for line in told]
+    assert facts == [(1, 1.0, 20, 0.125)] * 3
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 2.0])

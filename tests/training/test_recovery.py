@@ -32,13 +32,9 @@ def changed(made: RunPlan, **slices) -> RunPlan:
 
 
 def with_batch(made: RunPlan, sequences: int | None, micro: int) -> RunPlan:
+    batch = {"sequences_per_update": sequences, "micro_batch": micro}
     accumulation = None if sequences is None else -(-sequences // micro)
-    batch = {
-        "sequences_per_update": sequences,
-        "micro_batch": micro,
-        "accumulation": accumulation,
-    }
-    return changed(made, batch=batch)
+    return changed(made, batch={**batch, "accumulation": accumulation})
 
 
 def after(made: RunPlan, failure: Failure) -> RunPlan:

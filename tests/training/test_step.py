@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
@@ -32,10 +34,7 @@ def test_a_step_without_targets_divides_by_nothing():
 def test_an_error_during_the_optimizer_step_raises_step_interrupted(monkeypatch):
     _, learner, engine = toy_engine()
 
-    def fails(**_):
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(learner, "step", fails)
+    monkeypatch.setattr(learner, "step", MagicMock(side_effect=MemoryError("no room")))
     with pytest.raises(StepInterrupted, match="step 7 failed while changing the weights") as caught:
         train_step(engine, OBJECTIVE, toy_batches(2, 2), step=7, rate=1e-2, max_norm=1.0)
     assert isinstance(caught.value.__cause__, MemoryError)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -23,15 +24,15 @@ def follow(best: BestSoFar, values) -> list[tuple[bool, bool]]:
 @each(
     ("options", "values", "improved", "stops_at"),
     [
-        ({}, [2.0, 1.0, 1.0, 1.5, 0.9], "++--+", None),  # equal is not better
-        ({"greater_is_better": True}, [0.1, 0.3, 0.2], "++-", None),
-        ({"patience": 2}, [1.0, 1.1, 0.9, 1.0, 0.95], "+-+--", 4),
-        ({"patience": 2}, [1.0, 1.0, 1.0], "+--", 2),
-        ({}, [1.0] * 100, "+" + 99 * "-", None),
+        ({}, [2.0, 1.0, 1.0, 1.5, 0.9], "++--+", []),  # equal is not better
+        ({"greater_is_better": True}, [0.1, 0.3, 0.2], "++-", []),
+        ({"patience": 2}, [1.0, 1.1, 0.9, 1.0, 0.95], "+-+--", [4]),
+        ({"patience": 2}, [1.0, 1.0, 1.0], "+--", [2]),
+        ({}, [1.0] * 100, "+" + 99 * "-", []),
         # Gains below the threshold are the best, but wear patience out.
-        ({"threshold": 0.1, "patience": 2}, [1.0, 0.99, 0.98], "+++", 2),
+        ({"threshold": 0.1, "patience": 2}, [1.0, 0.99, 0.98], "+++", [2]),
         # Small ones count together.
-        ({"threshold": 0.125, "patience": 3}, [1 - n / 16 for n in range(12)], "+" * 12, None),
+        ({"threshold": 0.125, "patience": 3}, [1 - n / 16 for n in range(12)], "+" * 12, []),
     ],
 )
 def test_any_gain_is_the_best_and_patience_ends_without_gains_of_the_threshold(
@@ -40,9 +41,7 @@ def test_any_gain_is_the_best_and_patience_ends_without_gains_of_the_threshold(
     best = BestSoFar("eval_loss", **{"greater_is_better": False, **options})
     seen = follow(best, values)
     assert "".join("+" if better else "-" for better, _ in seen) == improved
-    assert [step for step, (_, stop) in enumerate(seen) if stop] == (
-        [] if stops_at is None else [stops_at]
-    )
+    assert [step for step, (_, stop) in enumerate(seen) if stop] == stops_at
     assert best.best_step == improved.rindex("+")
     assert best.best == values[best.best_step]
 
@@ -52,9 +51,8 @@ def test_what_is_read_back_from_a_checkpoint_continues_counting(cut):
     values = [1.0, 0.99, 0.7, math.nan, 0.69, 0.68, 0.67]
 
     def made(state=None) -> BestSoFar:
-        return BestSoFar(
-            "eval_loss", greater_is_better=False, threshold=0.1, patience=4, state=state
-        )
+        follow: Any = {"greater_is_better": False, "threshold": 0.1, "patience": 4}
+        return BestSoFar("eval_loss", **follow, state=state)
 
     whole, first = made(), made()
     expected = follow(whole, values)

@@ -109,9 +109,8 @@ def toy_engine(
     model: ToyModel | None = None, *, loss_scaling: bool = False, **plan: Any
 ) -> tuple[ToyModel, OptimizerLearner, Engine]:
     model = model or ToyModel()
-    learner = OptimizerLearner(
-        model.named, optim_plan(**plan), device=CPU, loss_scaling=loss_scaling
-    )
+    made = optim_plan(**plan)
+    learner = OptimizerLearner(model.named, made, device=CPU, loss_scaling=loss_scaling)
     return model, learner, Engine(model, learner, device=CPU)
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 
 class HandClock:
     """Returns the time it was set to."""
 
-    def __init__(self, now: float = 100.0) -> None:
-        self.now = now
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
 
     def turn(self, seconds: float) -> None:
         self.now += seconds
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
