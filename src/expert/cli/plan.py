@@ -16,12 +16,11 @@ from expert.cli.show.options import (
     ManifestFile,
     Overrides,
     Strict,
-    UsageError,
     json_option,
     manifest_option,
     one_manifest,
 )
-from expert.core.errors import EXIT_DOES_NOT_FIT
+from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
 from expert.core.text import counted, duration_range, epochs_in_words, gib, value_in_words
 
 if TYPE_CHECKING:
@@ -117,17 +116,19 @@ def ranks_and_machines(gpus: str | None, nodes: int | None, *, cards_here: int) 
     """Number of ranks on all machines, and of machines."""
     count, machines = 1, 1 if nodes is None else nodes
     if gpus == "all" and not cards_here:
-        raise UsageError("--gpus all: there is no GPU here  (give a number, and a card with --gpu)")
+        raise ExpertError(
+            "--gpus all: there is no GPU here  (give a number, and a card with --gpu)"
+        )
     if gpus == "all":
         count = cards_here
     elif gpus is not None:
         if not gpus.strip().isdecimal() or not int(gpus):
-            raise UsageError(f"--gpus {gpus}: expected all or a number of GPUs")
+            raise ExpertError(f"--gpus {gpus}: expected all or a number of GPUs")
         count = int(gpus)
     if gpus is None and nodes is not None:
-        raise UsageError(f"--nodes {nodes}: how many GPUs has each machine?  (add --gpus)")
+        raise ExpertError(f"--nodes {nodes}: how many GPUs has each machine?  (add --gpus)")
     if machines < 1:
-        raise UsageError(f"--nodes {nodes}: a run needs at least one machine")
+        raise ExpertError(f"--nodes {nodes}: a run needs at least one machine")
     return count * machines, machines
 
 

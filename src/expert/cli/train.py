@@ -143,7 +143,7 @@ def train(
     if max_restarts and (gpus is None or each_gpu):
         problems.append("--max-restarts needs --gpus  (torchrun has its own --max-restarts)")
     if problems:
-        raise options.UsageError("\n".join(problems))
+        raise ExpertError("\n".join(problems))
     if each_gpu:
         where = device.value if device is not None else "auto"
         _train_each(context, files or [], gpus, device=where, as_json=as_json)
@@ -154,7 +154,7 @@ def train(
     manifest = options.one_manifest(files[0] if files else None, manifest)
     read = options.read_requested_manifest(manifest, dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
-        raise options.UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
+        raise ExpertError("--vram limits GPU memory, but device is cpu  (leave one out)")
     resume = _run_to_resume(read, resume)
     console = make_console(error=as_json, needed=False)
     if gpus is not None:
@@ -183,7 +183,8 @@ def train(
             result = join(
                 read, group, begin=lambda run: redirect_output(run, group.world), **allowed
             )
-        group.exit_barrier()
+        group.run_on_rank_0(lambda: None)  # it may still write, and the launcher ends all with one
+        group.barrier()
     if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
 
@@ -197,7 +198,7 @@ def _run_to_resume(read: ReadManifest, resume: str | None) -> str | None:
     if resume not in (None, "auto") and not Path(resume or "").is_dir():
         what = "not a folder" if Path(resume or "").exists() else "folder not found"
         fix = "give a run folder such as those in runs/; put the manifest before --resume"
-        raise options.UsageError(f"--resume {resume}: {what}  ({fix})")
+        raise ExpertError(f"--resume {resume}: {what}  ({fix})")
     return resume
 
 

@@ -23,7 +23,7 @@ from expert.cli.show.display import (
     write_json,
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
-from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
+from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED, ExpertError
 from expert.core.text import counted, loss, visible
 from expert.judging.domain import JUDGES
 
@@ -124,7 +124,7 @@ def validate(
     from expert.parallel.launch import world_from_environment
 
     if world_from_environment().size > 1:  # each process would do all the work
-        raise options.UsageError(
+        raise ExpertError(
             "torchrun has started expert validate several times  (start it once: it uses one card)"
         )
     run = options.chosen_run(run, expert, prefer="finished")

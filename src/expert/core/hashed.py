@@ -87,13 +87,6 @@ def put_copy_aside(path: Path) -> Path:
     return aside
 
 
-def set_damaged_aside(path: Path, made: str) -> str:
-    """Set a damaged file aside and return the message; `made` is what is redone."""
-    aside = put_copy_aside(path).name
-    words = f"changed after it was written: {made} again, and the damaged one set aside as"
-    return f"{path}: {words} {aside}"
-
-
 def free_name(path: Path) -> Path:
     """The path, with a number appended if it is taken."""
     number = 1

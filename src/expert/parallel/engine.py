@@ -123,8 +123,7 @@ class Engine:
     def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
         """Everything that changes in training, by group and name; whole on rank 0, and on all ranks
         if `everywhere`."""
-        found: dict[str, dict[str, Tensor]] = self._learner.tensors()
-        return found
+        return self.own_tensors()
 
     def own_tensors(self) -> dict[str, dict[str, Tensor]]:
         """The same, as far as it is on this rank."""

@@ -209,7 +209,14 @@ class CapturedPasses:
 
     def _capture_passes(self, loss_sum: LossSum, batch: Any, targets: int) -> Captured:
         engine = self._engine
-        fixed = _fixed(batch, targets)
+        # A batch of this shape at a fixed address.
+        tensors = {name: getattr(batch, name) for name in TENSORS}
+        fixed = SimpleNamespace(
+            **{name: None if one is None else one.clone() for name, one in tensors.items()},
+            longest=batch.longest,
+            whole_rows=batch.whole_rows,
+            targets=targets,
+        )
         divisor = torch.ones((), device=batch.tokens.device)
         losses: list[Tensor] = []  # the latest, with its autograd graph
         names: list[str] = []
@@ -267,13 +274,3 @@ def _targets(batch: Any) -> int:
     """The number of targets to capture: all of them are computed, some without a label."""
     steps: int = -(-max(1, batch.targets) // TARGET_MULTIPLE)
     return min(int(batch.target_places.shape[0]), steps * TARGET_MULTIPLE)
-
-
-def _fixed(batch: Any, targets: int) -> SimpleNamespace:
-    """A batch of this shape at a fixed address."""
-    tensors = {
-        name: None if (tensor := getattr(batch, name)) is None else tensor.clone()
-        for name in TENSORS
-    }
-    alike = {"longest": batch.longest, "whole_rows": batch.whole_rows}
-    return SimpleNamespace(**tensors, **alike, targets=targets)

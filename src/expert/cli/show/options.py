@@ -40,10 +40,6 @@ class Device(StrEnum):
     cpu = "cpu"
 
 
-class UsageError(ExpertError):
-    """Options that are missing or contradict each other."""
-
-
 def manifest_option(what: str) -> Any:
     """`--manifest FILE` with its purpose; a folder means the manifest in it."""
     text = f"{what}; a folder means the manifest in it."
@@ -195,17 +191,17 @@ def read_requested_manifest(
     if manifest is not None:
         return read_manifest(manifest, overrides=overrides)
     if dataset is None:
-        raise UsageError(
+        raise ExpertError(
             "nothing to train  (expert train --manifest FILE; or a text for the built-in "
             "character GPT: expert train --dataset shakespeare)"
         )
     if dataset not in CORPORA and Path(dataset).suffix != ".txt":
-        raise UsageError(
+        raise ExpertError(
             f"--dataset {dataset}: without a manifest the built-in character GPT is trained, on "
             f"{', '.join(CORPORA)} or a .txt file  (for other data give --manifest FILE)"
         )
     if dataset not in CORPORA and not Path(dataset).is_file():
-        raise UsageError(f"--dataset {dataset}: file not found  (check the path)")
+        raise ExpertError(f"--dataset {dataset}: file not found  (check the path)")
     if not Path(SETTINGS_FILE).is_file():
         return character_manifest(dataset, overrides)
     return _with_settings_file(dataset, overrides)

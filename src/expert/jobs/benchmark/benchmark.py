@@ -117,10 +117,6 @@ class MeasurementFailed(ExpertError):
     """A setting that cannot be measured; the message says why."""
 
 
-class CannotBenchmark(ExpertError):
-    """A benchmark that cannot start."""
-
-
 class NothingMeasured(ExpertError):
     """A benchmark in which no setting could be measured."""
 
@@ -153,12 +149,10 @@ def benchmark(
     it with the written files."""
     if to is not None:  # refused before anything is measured
         if to.suffix != ".json":
-            raise CannotBenchmark(
-                f"--to {to}: name a .json file; .md and .html are written next to it"
-            )
+            raise ExpertError(f"--to {to}: name a .json file; .md and .html are written next to it")
         to.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(to.parent, os.W_OK):
-            raise CannotBenchmark(f"--to {to}: the folder cannot be written to  (name another one)")
+            raise ExpertError(f"--to {to}: the folder cannot be written to  (name another one)")
     bench = Benchmark(request, show, preparing)
     place = Path(tempfile.mkdtemp(prefix="expert-benchmark-")) if to else new_folder(request)
     has_measured = False
@@ -463,7 +457,7 @@ def chosen_settings(names: Sequence[str]) -> list[Setting]:
     for name in names:
         if name.lower() not in (*known, BASELINE):
             listed = ", ".join(setting.name for setting in SETTINGS)
-            raise CannotBenchmark(f"--only {name}: no such setting  (settings: {listed})")
+            raise ExpertError(f"--only {name}: no such setting  (settings: {listed})")
     wanted = [name.lower() for name in names] or known
     return [setting for name, setting in known.items() if name in wanted]
 

@@ -19,10 +19,6 @@ KINDS = ("adapter", "merged")
 DTYPES = ("bf16", "fp16", "fp32")
 
 
-class CannotExport(ExpertError):
-    """An export that is not possible, or that would differ from the trained model."""
-
-
 def export_refusal(found: SavedVerdict) -> str:
     """Why a verdict forbids to export; "" if it does not."""
     if found.passed is False:
@@ -33,7 +29,7 @@ def export_refusal(found: SavedVerdict) -> str:
 
 
 def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
-    """A warning about the run's validation, or ""; CannotExport if its gate failed, or
+    """A warning about the run's validation, or ""; ExpertError if its gate failed, or
     there was not enough to tell. A verdict on earlier weights only gives a warning."""
     found, file, run = read_verdict(folder), folder.validation, shell_quoted(folder.path)
     if found is None:
@@ -46,7 +42,7 @@ def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> st
         fix = f"score more rows with expert validate {run} --test-set FILE, or lower --min-accuracy"
         if found.passed is False:
             fix = "train longer, validate another checkpoint with expert validate --checkpoint"
-        raise CannotExport(f"{file}: {refusal}  ({fix}, or export it anyway with --allow-failed)")
+        raise ExpertError(f"{file}: {refusal}  ({fix}, or export it anyway with --allow-failed)")
     if found.checkpoint not in ("", choice.name):
         done = "passed the quality gate" if found.passed else "was validated"
         return (
@@ -57,10 +53,10 @@ def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> st
 
 
 def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
-    """The kind of the export; CannotExport if the run has no such thing."""
+    """The kind of the export; ExpertError if the run has no such thing."""
     for name, value, known in (("kind", asked, KINDS), ("dtype", dtype, DTYPES)):
         if value is not None and value not in known:
-            raise CannotExport(f"{name} {value!r}: is not known  (known: {', '.join(known)})")
+            raise ExpertError(f"{name} {value!r}: is not known  (known: {', '.join(known)})")
     full, why = plan.adapter.type == "full", ""
     if full and asked is not None:
         why = f"--{asked}: all weights were trained, there is no adapter  (leave --{asked} out)"
@@ -71,21 +67,21 @@ def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
     elif not full and asked != "merged" and dtype is not None:
         why = "--dtype: an adapter is exported as it was trained  (use --dtype with --merged)"
     if why:
-        raise CannotExport(why)
+        raise ExpertError(why)
     return "model" if full else "merged" if asked == "merged" else "adapter"
 
 
 def check_target_folder(to: Path) -> None:
-    """CannotExport unless the target is missing or an empty folder, and can be written."""
+    """ExpertError unless the target is missing or an empty folder, and can be written."""
     if to.is_symlink():  # publishing would replace the link itself
-        raise CannotExport(
+        raise ExpertError(
             f"{to}: is a link to {to.readlink()}  (name that folder itself, or a new one)"
         )
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise CannotExport(f"{to}: exists already  (name a new folder: nothing is overwritten)")
+        raise ExpertError(f"{to}: exists already  (name a new folder: nothing is overwritten)")
     # The finished export is renamed to `to`, replacing an empty folder.
     if to.resolve() == Path.cwd():
-        raise CannotExport(
+        raise ExpertError(
             f"{to}: is the folder you are in, which cannot be replaced  (name a new folder in it)"
         )
     above = next(place for place in to.absolute().parents if place.exists())
@@ -95,6 +91,6 @@ def check_target_folder(to: Path) -> None:
     except OSError as error:
         if said := disk_full_message(error):
             raise disk_full_error(to, said) from error
-        raise CannotExport(
+        raise ExpertError(
             f"{to}: cannot be written: {error.strerror}  (fix that, or name another folder)"
         ) from error

@@ -15,10 +15,10 @@ from expert.answer.decoding import (
     generation_config,
     resolve_decoding,
 )
+from expert.core.errors import ExpertError
 from expert.core.events import read_events
-from expert.core.publish import publishing
+from expert.core.publish import publishing, weights_hash
 from expert.core.resources import reporting_disk_full
-from expert.core.rundir import weights_hash
 from expert.core.secrets import redacted
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.as_gguf import (
@@ -30,7 +30,6 @@ from expert.jobs.export.as_gguf import (
 from expert.jobs.export.card import model_card, prompt_format_of
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import (
-    CannotExport,
     check_target_folder,
     export_refusal,
     gate_warning,
@@ -336,12 +335,12 @@ def _tolerance(source: ExportRequest) -> float | None:
 def _refuse_difference(
     source: ExportRequest, difference: Difference, tolerance: float | None
 ) -> None:
-    """CannotExport if the logits differ by more than the tolerance, or are NaN."""
+    """ExpertError if the logits differ by more than the tolerance, or are NaN."""
     if difference.within(float("inf") if tolerance is None else tolerance):
         return
     fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
     off = "are not numbers" if tolerance is None else in_words(difference, tolerance)
-    raise CannotExport(
+    raise ExpertError(
         f"{source.folder.path}: the export differs from the trained model: its logits {off}; "
         f"nothing was written  (try {'--gguf f32' if source.gguf else fix})"
     )

@@ -102,10 +102,6 @@ STARTERS = {
 }
 
 
-class CannotCreate(ExpertError):
-    """A new expert that cannot be created as requested."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NewExpert:
     folder: Path
@@ -147,14 +143,14 @@ def new_expert(
     """
     folder = (into or Path()) / name
     if not _NAME.fullmatch(name):
-        raise CannotCreate(
+        raise ExpertError(
             f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
             "where the folder goes)"
         )
     _refuse_full(folder)
     chosen = NAMES.get(template or "", template)
     if chosen is not None and chosen not in STARTERS:
-        raise CannotCreate(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
+        raise ExpertError(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
     base, start = _base(model, folder)
     rows_kept = PREFERRED if preferred else None
     asked: dict[str, Any] = {"field_mapping": _mapped(mapping), "preference_rows": rows_kept}
@@ -162,7 +158,7 @@ def new_expert(
     asked = {key: value for key, value in asked.items() if value}
     if asked and data is None:
         options = "--map, --preferred, --json-values and --encoding"
-        raise CannotCreate(f"{options} are about rows  (name a file with --from)")
+        raise ExpertError(f"{options} are about rows  (name a file with --from)")
     found: dict[str, Any] = {"notes": [], "warnings": []}
     path, rows, headings, length = "datasets/train.jsonl", folder / "datasets/train.jsonl", "", None
     on_hub = data is not None and _is_on_hub(data)
@@ -261,13 +257,13 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 def _refuse_full(folder: Path) -> None:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise CannotCreate(f"{folder}: already exists  (choose another name, or remove it)")
+        raise ExpertError(f"{folder}: already exists  (choose another name, or remove it)")
 
 
 def _base(name: str, folder: Path) -> tuple[str, StartingPoint]:
     """The base model under its name in the manifest, and settings for its size."""
     if name == CHAR_GPT:
-        raise CannotCreate(
+        raise ExpertError(
             f"--model {CHAR_GPT}: needs no manifest  (expert train --dataset FILE trains it on a "
             "text)"
         )
@@ -279,7 +275,7 @@ def _base(name: str, folder: Path) -> tuple[str, StartingPoint]:
     if found.place == "hub" and found.shape is None and not is_hub_id(name):
         near = near_model(name, folder)
         fix = f"did you mean {near!r}?" if near else "name a folder, or owner/model of the hub"
-        raise CannotCreate(
+        raise ExpertError(
             f"--model {name}: is not on this machine, and is not a model that is known by name  "
             f"({fix})"
         )
@@ -294,9 +290,9 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
         part = part_for_column(name)
         if part is None or not sign or not column:
             known = ", ".join(FieldMapping.model_fields)
-            raise CannotCreate(f"--map {pair}: expected PART=COLUMN  (PART is one of: {known})")
+            raise ExpertError(f"--map {pair}: expected PART=COLUMN  (PART is one of: {known})")
         if mapped.get(part, column) != column:
-            raise CannotCreate(f"--map {pair}: {part} is mapped to {mapped[part]} already")
+            raise ExpertError(f"--map {pair}: {part} is mapped to {mapped[part]} already")
         mapped[part] = column
     return mapped
 
@@ -306,7 +302,7 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
 
 def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], str, str]:
     """What the rows of a file hold, as fields of NewExpert, the headings that are put before their
-    input, in words, and the domain of their answers; CannotCreate if they cannot be used. Pairs of
+    input, in words, and the domain of their answers; ExpertError if they cannot be used. Pairs of
     answers are added to what is `asked` of the rows."""
     encoding = asked.get("encoding")
     first = _first_rows(data, encoding)
@@ -326,7 +322,7 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
     except DataError as error:
         raise _unusable(data, str(error)) from None
     if no_choice := columns.preference_warning(asked.get("preference_rows")):
-        raise CannotCreate(f"--from {data}: --preferred: {no_choice}")
+        raise ExpertError(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
     bad = [each for each in (*read, *first) if isinstance(each, BadRow)]
@@ -353,23 +349,23 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
 
 
 def _first_rows(data: Path, encoding: str | None, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
-    """The first rows of a file or folder; CannotCreate if it cannot be read."""
+    """The first rows of a file or folder; ExpertError if it cannot be read."""
     if not data.exists() and not _is_on_hub(data):
         hub = "a dataset of the Hub is written owner/name"
-        raise CannotCreate(f"--from {data}: there is no such file  ({hub})")
+        raise ExpertError(f"--from {data}: there is no such file  ({hub})")
     try:
         return list(islice(iterate(_source(data, encoding)), most))
     except DataError as error:
         raise _unusable(data, str(error)) from None
 
 
-def _unusable(data: Path, why: str) -> CannotCreate:
+def _unusable(data: Path, why: str) -> ExpertError:
     """The error for rows that cannot be used, in the words of this command."""
     for key, option in _OPTIONS.items():
         why = re.sub(key, option, why)
     for place in (data.absolute(), data, f"{data.as_posix()}::train"):
         why = why.removeprefix(f"{place}: ")
-    return CannotCreate(f"--from {data}: {why}")
+    return ExpertError(f"--from {data}: {why}")
 
 
 def _notes_on_files(folder: Path) -> Iterator[str]:
@@ -404,7 +400,7 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
         if saved_splits(data) is None:
             files = [file for files in files_by_split(data, None).values() for file in files]
         elif folder.resolve().is_relative_to(data.resolve()):
-            raise CannotCreate(
+            raise ExpertError(
                 f"--from {data}: the new folder would be inside it  (--output sets where it goes)"
             )
         copies = {file: rows / file.relative_to(data) for file in files}

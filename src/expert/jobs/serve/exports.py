@@ -13,7 +13,6 @@ from expert.core.publish import DONE, cached_damage
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.portable_base import BASE_COPY
 from expert.jobs.export.push import EXPORT_RECORD
-from expert.jobs.serve.listen import CannotServe
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
 from expert.planning.models.resolve import resolve_model
@@ -59,13 +58,13 @@ def read_export(path: Path) -> ServedSource:
         raise Damaged(f"{path}: {fault}  (export it again, or download it again)")
     origin, settings = read_object((path / EXPORT_RECORD).resolve()), _object(path / _CONFIG)
     if any(path.glob("*.gguf")):
-        raise CannotServe(f"{path}: is a GGUF file  (llama-server -m FILE --jinja serves it)")
+        raise ExpertError(f"{path}: is a GGUF file  (llama-server -m FILE --jinja serves it)")
     kind = "dora" if settings.get("use_dora") else str(settings.get("peft_type", "none")).lower()
     if (path / "soft_prompts").is_dir() or kind not in (*ADAPTERS, "none"):
-        raise CannotServe(f"{path}: soft prompts of exports are not served  (serve its run)")
+        raise ExpertError(f"{path}: soft prompts of exports are not served  (serve its run)")
     if settings.get("modules_to_save"):
         what = "embedding or head are trained whole, which is not served from an export"
-        raise CannotServe(f"{path}: {what}  (serve its run, or export it with --merged)")
+        raise ExpertError(f"{path}: {what}  (serve its run, or export it with --merged)")
     base: dict[str, Any] = origin.get("base") or {}
     plan: RunPlan = _partly(
         RunPlan,

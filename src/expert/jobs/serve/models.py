@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.decoding import DecodingSettings, resolve_decoding
+from expert.core.errors import ExpertError
 from expert.core.files import read_bytes
 from expert.core.publish import DONE
 from expert.core.text import visible
 from expert.data.examples.tools import tool_names
 from expert.data.template.templates import Template
 from expert.jobs.serve.exports import EXPORT, ServedSource, is_export, read_export
-from expert.jobs.serve.listen import CannotServe
 from expert.jobs.validate.test_sets import call_marks
 from expert.judging.oracles.calls import CallMarks
 from expert.manifest.schema.kinds import ADAPTERS
@@ -85,7 +85,7 @@ def load_models(
     names = [source.name for source in wanted]
     for name in names:
         if names.count(name) > 1:
-            raise CannotServe(f"two experts would be called {name}  (name them: NAME=FOLDER)")
+            raise ExpertError(f"two experts would be called {name}  (name them: NAME=FOLDER)")
     on = pick_device(device)
     loaded: list[ServedModel] = []
     bases: dict[str, Trained] = {}
@@ -113,7 +113,7 @@ def _bases(sources: Sequence[ServedSource]) -> list[ServedSource]:
     found = []
     for number, source in enumerate({_base_of(one.plan): one for one in sources}.values(), 1):
         if source.state == EXPORT and source.plan.adapter.type == "none":
-            raise CannotServe(
+            raise ExpertError(
                 f"--with-base: {source.path} is merged and has no base  (leave --with-base out)"
             )
         name = BASE if number == 1 else f"{BASE}-{number}"
@@ -131,16 +131,16 @@ def _source(place: str, checkpoint: str | None) -> ServedSource:
     elif checkpoint is None:
         found = read_export(Path(path))
     else:
-        raise CannotServe(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
+        raise ExpertError(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
     if found.plan.model.name == CHAR_GPT:
-        raise CannotServe(
+        raise ExpertError(
             f"{found.path}: the character model has no conversations to answer  (expert sample "
             "continues its text)"
         )
     safe = re.sub(r"[^A-Za-z0-9._:-]+", "-", found.name).strip("-._:")
     name = given_name or safe or found.path.name
     if not _NAME.fullmatch(name):
-        raise CannotServe(
+        raise ExpertError(
             f"{visible(place)}: {visible(name)!r} cannot be the name of a model  (up to 100 "
             "letters, digits and . _ : -; set one with NAME=FOLDER)"
         )

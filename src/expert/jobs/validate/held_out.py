@@ -37,10 +37,6 @@ TOKENS_ONLY = (
 )
 
 
-class NoTestSet(ExpertError):
-    """Nothing to judge an expert by."""
-
-
 class TrainedRowsUnknown(Exception):
     """It is unknown which rows a run was trained on; the message says why."""
 
@@ -76,7 +72,7 @@ class RestoredSplit(NamedTuple):
             numbers = {store.row(int(document)) for document in own}
             reading = reader_for(self.line, source)
             if source in self.line.chosen.tokens:
-                raise NoTestSet(TOKENS_ONLY.format(source.name))
+                raise ExpertError(TOKENS_ONLY.format(source.name))
             columns = reading.columns  # None for characters
             if columns is None:
                 columns = detect_source_columns(survey_rows(iterate(source)), self.line.spec)
@@ -110,7 +106,8 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
         raise TrainedRowsUnknown("the prepared rows are gone")
     prepared = prepare_splits(line)
     assert prepared is not None
-    if not trained.has_index(prepared.train.index_file.name):
+    # If no index is known the recipes decide.
+    if trained.indexes and trained.indexes != {prepared.train.index_file.name}:
         raise TrainedRowsUnknown("other rows would be held out now than in the run")
     return RestoredSplit(line, trains, prepared)
 
@@ -146,7 +143,7 @@ def trained_among(rows: Sequence[Example], run: Run, *, make: bool) -> list[bool
 def refuse_rows_baseline_trained_on(
     judged: Sequence[Example], name: str, run: Run, other: Run
 ) -> None:
-    """Raise NoTestSet if the baseline may have been trained on rows that the run held out."""
+    """Raise ExpertError if the baseline may have been trained on rows that the run held out."""
     if trained_rows(other.folder).same_as(trained_rows(run.folder)):
         return
     where = f"{other.folder.path}: the baseline"
@@ -154,14 +151,14 @@ def refuse_rows_baseline_trained_on(
     try:
         known = trained_among(judged, other, make=True)
     except (TrainedRowsUnknown, ExpertError, OSError) as error:
-        raise NoTestSet(
+        raise ExpertError(
             f"{where} may have been trained on the rows it would be judged by ({name}): "
             f"{error}  ({remedy}, or restore the data as it was)"
         ) from error
     # A row that occurs twice may be both trained on and held out; that applies to the run, too.
     ours = trained_among(judged, run, make=True) if any(known) else known
     if count := sum(map(operator.gt, known, ours)):
-        raise NoTestSet(
+        raise ExpertError(
             f"{where} was trained on {count} of the {len(judged)} rows it would be judged by "
             f"({name})  ({remedy}, or compare with a run that held out the same ones)"
         )

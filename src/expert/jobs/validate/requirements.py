@@ -19,10 +19,6 @@ from expert.manifest.schema.manifest import CHAR_GPT
 OF_OPEN_TEXT = ("min_improvement", "min_token_accuracy")
 
 
-class CannotValidate(ExpertError):
-    """A validation that makes no sense."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class JudgeChoice:
     """The judge, why it was chosen, and what the gate requires."""
@@ -60,7 +56,7 @@ def check_requirements(asked: Mapping[str, Any]) -> JudgeCommand | None:
         if name in GateRequirements.__annotations__ and value is not None and not 0 <= value <= 1
     ]
     if problems:
-        raise CannotValidate("\n".join(problems))
+        raise ExpertError("\n".join(problems))
     own = {"min_score": asked.get("min_score"), "seconds": asked.get("judge_seconds")}
     given = {name: value for name, value in own.items() if value is not None}
     if asked.get("judge_command"):
@@ -79,7 +75,7 @@ def choose_judge(
     run: Run, test: TestSet, domain: str | None, asked: Mapping[str, Any]
 ) -> JudgeChoice:
     """Choose the judge: as requested, else as the cases say, else the manifest, else by the
-    expected answers themselves. `asked`: the user's requirements; CannotValidate for one that does
+    expected answers themselves. `asked`: the user's requirements; ExpertError for one that does
     not apply to these answers."""
     judge = check_requirements(asked)
     whole = test.part_of or test  # a part is judged as the whole would be
@@ -125,5 +121,5 @@ def choose_judge(
         if run.plan.model.name == CHAR_GPT:
             why = "the character model is trained from scratch, there is no base to compare with"
     if option:
-        raise CannotValidate(f"{option}: {test.name}: {why}  ({fix})")
+        raise ExpertError(f"{option}: {test.name}: {why}  ({fix})")
     return choice

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from expert.answer.decoding import DecodingSettings, resolve_decoding
 from expert.answer.writer import Answer
-from expert.core.rundir import weights_hash
+from expert.core.errors import ExpertError
+from expert.core.publish import weights_hash
 from expert.jobs.validate.held_out import Run, refuse_rows_baseline_trained_on, trained_cases
 from expert.jobs.validate.requirements import (
-    CannotValidate,
     JudgeChoice,
     check_requirements,
     choose_judge,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from expert.judging.cases import Case
     from expert.training.objectives.objective import EvalResult
 
-__all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
+__all__ = ["Validation", "find_expert", "validate"]
 
 ALL = "all"
 
@@ -93,15 +93,13 @@ def validate(
     if unknown:
         raise TypeError(f"validate() has no argument {unknown[0]}")
     if checkpoints not in (None, ALL):
-        raise CannotValidate(
-            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
-        )
+        raise ExpertError(f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)")
     if limit is not None and limit < 1:
-        raise CannotValidate(f"limit: got {limit}, expected a whole number of at least 1")
+        raise ExpertError(f"limit: got {limit}, expected a whole number of at least 1")
     check_requirements(asked)
     began, run, computes_on = time.monotonic(), _run_at(expert), pick_device(device)
     if not os.access(run.folder.path, os.W_OK):
-        raise CannotValidate(
+        raise ExpertError(
             f"{run.folder.path}: is read-only, and the verdict is written there  (copy the run to "
             "another folder, and name that)"
         )
@@ -242,7 +240,7 @@ def answer_rows(
 
     name, template = trained.choice.name, trained.template
     if test.every_case and template is None:
-        raise CannotValidate(
+        raise ExpertError(
             f"{run.folder.path}: the character model only continues text, and the rows are "
             f"conversations ({test.name})  (name a text file with --test-set FILE)"
         )

@@ -13,6 +13,7 @@ import torch
 from expert.core.events import EventLog, Sink
 from expert.core.rundir import RunFolder
 from expert.data.feed.run_data import RunData, largest_ids
+from expert.data.splits import stream_of
 from expert.model.device_memory import release_memory
 from expert.model.load import check_vocabulary
 from expert.parallel.engine import Groups
@@ -211,18 +212,10 @@ def model_of(session: Session) -> Built:
     session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
     session.instruments.recompiling.restart()
     if plan.objective.needs_reference and data.prepared[0].reference is None:
-        reference = Reference(  # before any trained weights are loaded
-            plan=plan,
-            data=data,
-            built=built,
-            device=session.device,
-            group=session.group,
-            emit=session.emit,
-            show=session.callbacks.evaluating,
-        )
         validation = data.validation if session.evaluates else None
         test = data.test if session.keeps else None
-        session.data = reference.measured(data.train, validation, test)
+        # Before any trained weights are loaded.
+        session.data = Reference(session, built).measured(data.train, validation, test)
     if session.weights is not None:
         built.load(session.weights)
         session.weights = None
@@ -291,4 +284,6 @@ def continue_from(session: Session, state: TrainState, groups: Groups | None) ->
 def settle_loader(session: Session) -> None:
     """Reopen a stream with the workers of the current plan."""
     if session.data.stream is not None:
-        session.data = replace(session.data, stream=session.opened.restream(session.plan))
+        assert session.opened.line is not None
+        stream = stream_of(replace(session.opened.line, plan=session.plan))
+        session.data = replace(session.data, stream=stream)

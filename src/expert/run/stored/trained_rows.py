@@ -45,10 +45,6 @@ class TrainedRows:
         known = bool(self.tokens and self.indexes) and not (self.mixed or other.mixed)
         return known and (self.tokens, self.indexes) == (other.tokens, other.indexes)
 
-    def has_index(self, name: str) -> bool:
-        """Whether the rows were drawn as in this index; if none is known the recipes decide."""
-        return not self.indexes or self.indexes == {name}
-
 
 def trained_rows(folder: RunFolder) -> TrainedRows:
     """Collected from events and checkpoints, of which some may be gone."""
