@@ -166,7 +166,9 @@ def show_rows(rows: Sequence[ShownRow], console: Console) -> None:
     if not rows:
         return
     colour = console.is_terminal and not console.no_color and console.color_system is not None
-    marks = None if colour else _brackets(rows)
+    texts = "".join(text for row in rows for one in row.segments for text in (one.text, one.after))
+    words = BRACKETS if {*BRACKETS}.isdisjoint(texts) else ("⟦trained:", ":trained⟧")
+    marks = None if colour else words
     legend = Text("\nrows as the model sees them; ")
     if marks is None:
         legend.append("trained on", style=TRAINED).append(", ")
@@ -178,11 +180,6 @@ def show_rows(rows: Sequence[ShownRow], console: Console) -> None:
         show(console, _row_head(row), "bold")
         for line in _row_lines(row, marks):
             console.print(line)
-
-
-def _brackets(rows: Sequence[ShownRow]) -> tuple[str, str]:
-    texts = "".join(text for row in rows for one in row.segments for text in (one.text, one.after))
-    return BRACKETS if {*BRACKETS}.isdisjoint(texts) else ("⟦trained:", ":trained⟧")
 
 
 def _row_head(row: ShownRow) -> str:

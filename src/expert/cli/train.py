@@ -81,9 +81,10 @@ Manifests = Annotated[
 ]
 Gpus = Annotated[
     str | None,
-    options.gpus_option(
-        "Train on several GPUs of this machine: all, a number of them, or these. With "
-        "--device cpu: that many processes. With --each-gpu: where runs may go."
+    typer.Option(
+        metavar="all|N|0,2",
+        help="Train on several GPUs of this machine: all, a number of them, or these. With "
+        "--device cpu: that many processes. With --each-gpu: where runs may go.",
     ),
 ]
 MaxRestarts = Annotated[

@@ -44,6 +44,7 @@ from expert.insight.page.contents import ladder_page
 from expert.insight.page.render import page_html
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.parallel.launch import FOLLOWED
 from expert.planning.benchmark_settings import (
     BASELINE,
     COMPILE,
@@ -168,10 +169,13 @@ def benchmark(
             f"no setting could be measured: {failed[-1] if failed else 'none applies'}"
         )
     ladder = bench.ladder()
-    files = write_result(ladder, to or place / FILE)
+    file = to or place / FILE
+    page = file.with_suffix(".html")
+    write_text_atomically(file, ladder.as_text())
+    write_text_atomically(page, page_html(ladder_page(ladder)))
     if not request.only:
         bench.show_winner(ladder)
-    return ladder, files
+    return ladder, [file, page]
 
 
 class Benchmark:
@@ -360,7 +364,10 @@ class Benchmark:
         for override in (*self.overrides, *fixed):
             arguments += ["--set", override]
         log = self.place / "logs" / f"{folder.name}.txt"
-        env = environment_of(self.place / "home", plan)
+        # No benchmark of this machine affects its plan, and it ends with this process.
+        env = {"EXPERT_HOME": str(self.place / "home"), FOLLOWED: str(os.getpid())}
+        if plan.model.place == "models folder":  # which may be that of the usual home
+            env["EXPERT_MODELS"] = str(Path(plan.model.location).absolute().parent)
         events: list[Event] = []
         ends, first = time.monotonic() + share, first_timed_step(plan)
         with closing(
@@ -485,17 +492,6 @@ def new_folder(request: BenchmarkRequest) -> Path:
     return RunFolder.create(place, read.manifest.name).path
 
 
-def write_result(ladder: Ladder, file: Path) -> list[Path]:
-    """Write the result as JSON, and next to it as HTML."""
-    texts = {
-        file: ladder.as_text(),
-        file.with_suffix(".html"): page_html(ladder_page(ladder)),
-    }
-    for path, text in texts.items():
-        write_text_atomically(path, text)
-    return list(texts)
-
-
 # --- one setting: a process of its own, and what the events of its run show ---------------------
 
 
@@ -523,17 +519,6 @@ def events_of(
             raise MeasurementFailed(f"its process {describe_exit(code)}: {words}")
     finally:  # also on Ctrl-C: nothing may be left behind
         child.stop()
-
-
-def environment_of(home: Path, plan: RunPlan) -> dict[str, str]:
-    """The environment of such a process: no benchmark of this machine affects its plan, and it ends
-    with this one."""
-    from expert.parallel.launch import FOLLOWED
-
-    env = {"EXPERT_HOME": str(home), FOLLOWED: str(os.getpid())}
-    if plan.model.place == "models folder":  # which may be that of the usual home
-        env["EXPERT_MODELS"] = str(Path(plan.model.location).absolute().parent)
-    return env
 
 
 def first_timed_step(plan: RunPlan) -> int:

@@ -209,14 +209,11 @@ async def _chat(request: Request) -> Response:
     """Two conversations and one input for both; the script does the rest."""
     view = await _view(request, "chat")
     found = _board(request).get(request.path_params["id"], "run")
-    validated = Validated(await run_in_threadpool(_validation_of, found))
+    file = RunFolder(found.path).validation
+    validated = Validated(await run_in_threadpool(read_object_or_empty, file))
     rows = [case for case in validated.cases if isinstance(case.get("prompt"), str)][:SHOWN_CASES]
     html = page("chat", f"Chat with {found.name}", found=found, view=view, rows=rows)
     return HTMLResponse(html)
-
-
-def _validation_of(found: BoardItem) -> dict[str, Any]:
-    return read_object_or_empty(RunFolder(found.path).validation)
 
 
 async def _job(request: Request) -> Response:

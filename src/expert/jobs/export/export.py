@@ -37,13 +37,12 @@ from expert.jobs.export.checks import (
 )
 from expert.jobs.export.comparison import (
     CHECKED_TEXTS,
+    LARGEST,
     TOLERANCE,
-    Difference,
     Expected,
     Written,
     checked_ids,
     compare,
-    in_words,
     load_exported,
     logits_of,
     logits_of_trained,
@@ -138,7 +137,18 @@ def export(
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
             written = _read_back(source, expected, temporary, prompt_names)
         tolerance = _tolerance(source)
-        _refuse_difference(source, written.difference, tolerance)
+        difference = written.difference
+        if not difference.within(float("inf") if tolerance is None else tolerance):
+            fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
+            off = "are not numbers"
+            if tolerance is not None:
+                one = f"{difference.largest_share:.0%} (tolerance {LARGEST * tolerance:.0%})"
+                off = f"differ by {difference.share:.1%} of their spread (tolerance "
+                off += f"{tolerance:.1%}), one of them by {one}"
+            raise ExpertError(
+                f"{folder.path}: the export differs from the trained model: its logits {off}; "
+                f"nothing was written  (try {'--gguf f32' if source.gguf else fix})"
+            )
         verdict = read_verdict(folder)
         done = Exported(
             run=folder.path,
@@ -148,8 +158,8 @@ def export(
             dtype=source.dtype,
             bytes=sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file()),
             texts=len(expected.ids),
-            largest_difference=written.difference.largest,
-            share=written.difference.share,
+            largest_difference=difference.largest,
+            share=difference.share,
             tolerance=tolerance,
             adapter_effect=expected.adapter_effect,
             unquantised=source.kind == "merged" and plan.model.quantization in QUANTISED,
@@ -214,21 +224,6 @@ def _write_record(
 
 def _load(source: ExportRequest) -> tuple[Trained, Expected]:
     """The trained model, and its logits on the checked texts."""
-    trained = _load_trained(source)
-    ids = checked_ids(trained)
-    logits, effect = logits_of_trained(trained, ids), None
-    if trained.loaded.adapter.type in ADAPTERS:
-        with trained.loaded.module.disable_adapter():  # type: ignore[operator]
-            effect = compare(logits, logits_of_trained(trained, ids)).share
-    return trained, Expected(
-        ids=ids,
-        prompt_format=prompt_format_of(trained),
-        logits=logits,
-        adapter_effect=effect,
-    )
-
-
-def _load_trained(source: ExportRequest) -> Trained:
     import torch
 
     from expert.model.load import DTYPES
@@ -251,7 +246,17 @@ def _load_trained(source: ExportRequest) -> Trained:
         rounded = DTYPES[source.plan.kernels.precision]
         for parameter in trained.loaded.module.parameters():
             parameter.data = parameter.data.to(rounded).to(parameter.dtype)
-    return trained
+    ids = checked_ids(trained)
+    logits, effect = logits_of_trained(trained, ids), None
+    if trained.loaded.adapter.type in ADAPTERS:
+        with trained.loaded.module.disable_adapter():  # type: ignore[operator]
+            effect = compare(logits, logits_of_trained(trained, ids)).share
+    return trained, Expected(
+        ids=ids,
+        prompt_format=prompt_format_of(trained),
+        logits=logits,
+        adapter_effect=effect,
+    )
 
 
 def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> None:
@@ -330,17 +335,3 @@ def _tolerance(source: ExportRequest) -> float | None:
         rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
         return TOLERANCE[rounded] if rounded is not None else None
     return max(TOLERANCE[loaded], TOLERANCE[source.dtype])
-
-
-def _refuse_difference(
-    source: ExportRequest, difference: Difference, tolerance: float | None
-) -> None:
-    """ExpertError if the logits differ by more than the tolerance, or are NaN."""
-    if difference.within(float("inf") if tolerance is None else tolerance):
-        return
-    fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
-    off = "are not numbers" if tolerance is None else in_words(difference, tolerance)
-    raise ExpertError(
-        f"{source.folder.path}: the export differs from the trained model: its logits {off}; "
-        f"nothing was written  (try {'--gguf f32' if source.gguf else fix})"
-    )

@@ -141,6 +141,8 @@ def new_expert(
     A file of rows is copied, so that the folder can be moved and the original stays as it is. A hub
     dataset, as owner/name, is only named in the manifest.
     """
+    import jinja2
+
     folder = (into or Path()) / name
     if not _NAME.fullmatch(name):
         raise ExpertError(
@@ -211,7 +213,9 @@ def new_expert(
                 f"max_seq_length {length.length}: {length.because}",
             ]
             found["warnings"] += [length.warning] if length.warning else []
-        readme = readme_of(
+        pages = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
+        page = pages.from_string(read_text(Path(__file__).with_name("readme.jinja")))
+        readme = page.render(
             name=folder.name,
             description=starter.description,
             data=path,
@@ -472,12 +476,3 @@ def manifest_of(
             "decoding": decoding,
         },
     }
-
-
-def readme_of(**facts: Any) -> str:
-    """What to do with the folder, in brief."""
-    import jinja2
-
-    template = read_text(Path(__file__).with_name("readme.jinja"))
-    text = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True).from_string(template)
-    return text.render(facts)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import Damaged, ExpertError
-from expert.core.publish import DONE, cached_damage
+from expert.core.publish import cached_damage
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.portable_base import BASE_COPY
 from expert.jobs.export.push import EXPORT_RECORD
@@ -45,10 +45,6 @@ class ServedSource:
     state: str
     load: Callable[..., Trained]
     notes: tuple[str, ...] = ()
-
-
-def is_export(path: Path) -> bool:
-    return (path / EXPORT_RECORD).is_file() and (path / DONE).is_file()
 
 
 def read_export(path: Path) -> ServedSource:

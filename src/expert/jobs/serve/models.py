@@ -18,7 +18,8 @@ from expert.core.publish import DONE
 from expert.core.text import visible
 from expert.data.examples.tools import tool_names
 from expert.data.template.templates import Template
-from expert.jobs.serve.exports import EXPORT, ServedSource, is_export, read_export
+from expert.jobs.export.push import EXPORT_RECORD
+from expert.jobs.serve.exports import EXPORT, ServedSource, read_export
 from expert.jobs.validate.test_sets import call_marks
 from expert.judging.oracles.calls import CallMarks
 from expert.manifest.schema.kinds import ADAPTERS
@@ -126,7 +127,7 @@ def _source(place: str, checkpoint: str | None) -> ServedSource:
     given_name, sign, path = place.partition("=")
     if not sign or Path(place).exists():
         given_name, path = "", place
-    if not is_export(Path(path)):
+    if not all((Path(path) / file).is_file() for file in (EXPORT_RECORD, DONE)):
         found = _run(path, checkpoint)
     elif checkpoint is None:
         found = read_export(Path(path))

@@ -147,8 +147,7 @@ def open_session(
         log: EventLog | None = None
         if first:
             trackers = open_trackers(plan.watch.trackers, folder.path, warn)
-            log = EventLog(folder.events, (*sinks, *trackers))
-            closing.callback(log.close)
+            log = closing.enter_context(EventLog(folder.events, (*sinks, *trackers)))
             closing.callback(close_trackers, trackers)
         signals = closing.enter_context(
             Signals(

@@ -60,10 +60,6 @@ class Vocabulary(NamedTuple):
     """Spaces after markers are dropped, which llama.cpp only does for models named Phi-3."""
     notes: tuple[str, ...]
 
-    def add_to(self, writer: Any) -> None:
-        for method, *arguments in self.calls:
-            getattr(writer, method)(*arguments)
-
 
 def vocabulary(
     encoder: TextEncoder,
