@@ -262,7 +262,7 @@ def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):
         (OSError(errno.ENOSPC, FULL, "model.safetensors"), "jobs.export.export._write"),
         (ValueError(f"I/O error: {FULL} (os error 28)"), "jobs.export.export._write"),
         (OSError(errno.ENOSPC, FULL), "core.publish._seal"),  # names no file
-        (OSError(errno.ENOSPC, FULL, ".tmp-1"), "jobs.export.checks.tempfile.TemporaryDirectory"),
+        (OSError(errno.ENOSPC, FULL, ".tmp-1"), "jobs.export.export.tempfile.TemporaryDirectory"),
     ],
 )
 def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(

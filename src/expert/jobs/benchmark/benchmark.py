@@ -188,7 +188,13 @@ class Benchmark:
         self.total_seconds = 60 * request.minutes
         thorough = request.minutes >= THOROUGH_FROM_MINUTES
         self.timed_seconds, self.max_loss_steps = THOROUGH if thorough else BRIEF
-        self.settings = chosen_settings(request.only)
+        names = [name.lower() for name in request.only]
+        known = {setting.name.lower(): setting for setting in SETTINGS}
+        for name, written in zip(names, request.only, strict=True):
+            if name not in (*known, BASELINE):
+                listed = ", ".join(setting.name for setting in SETTINGS)
+                raise ExpertError(f"--only {written}: no such setting  (settings: {listed})")
+        self.settings = [one for name, one in known.items() if name in (names or known)]
         first = request.read(())
         self.machine = describe_machine(first.folder)
         self.full_plan = self._plan(first)
@@ -456,17 +462,6 @@ class Benchmark:
         ]
         words = f"faster than what the plan chooses: {' '.join(better)}"
         self.show(words if better else "the plan chooses the winner already", "")
-
-
-def chosen_settings(names: Sequence[str]) -> list[Setting]:
-    """The settings of these names, or all; the error for an unknown one lists all."""
-    known = {setting.name.lower(): setting for setting in SETTINGS}
-    for name in names:
-        if name.lower() not in (*known, BASELINE):
-            listed = ", ".join(setting.name for setting in SETTINGS)
-            raise ExpertError(f"--only {name}: no such setting  (settings: {listed})")
-    wanted = [name.lower() for name in names] or known
-    return [setting for name, setting in known.items() if name in wanted]
 
 
 def _in_words(result: SettingResult) -> str:

@@ -37,7 +37,6 @@ from expert.jobs.board.folders import (
     read_notes,
     write_notes,
 )
-from expert.jobs.board.live import Hub, View
 from expert.jobs.board.manifest_form import (
     make_expert,
     manifest_page,
@@ -49,7 +48,7 @@ from expert.jobs.board.manifest_form import (
 )
 from expert.jobs.board.render import page
 from expert.jobs.board.summaries import Summaries
-from expert.jobs.board.views import ChatView, JobView, ListView, RunView
+from expert.jobs.board.views import ChatView, Hub, JobView, ListView, RunView, View
 from expert.jobs.diagnose.diagnose import diagnose_run
 from expert.jobs.serve.body import RequestError, read_body
 

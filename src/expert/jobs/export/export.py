@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +19,11 @@ from expert.answer.decoding import (
 from expert.core.errors import ExpertError
 from expert.core.events import read_events
 from expert.core.publish import publishing, weights_hash
-from expert.core.resources import reporting_disk_full
+from expert.core.resources import disk_full_error, disk_full_message, reporting_disk_full
+from expert.core.rundir import RunFolder
 from expert.core.secrets import redacted
 from expert.core.stored_json import read_object, read_object_or_empty
+from expert.core.text import shell_quoted
 from expert.jobs.export.as_gguf import (
     save_adapter,
     settle_gguf,
@@ -29,12 +32,6 @@ from expert.jobs.export.as_gguf import (
 )
 from expert.jobs.export.card import model_card, prompt_format_of
 from expert.jobs.export.chat_format import jinja_of
-from expert.jobs.export.checks import (
-    check_target_folder,
-    export_refusal,
-    gate_warning,
-    settle_kind,
-)
 from expert.jobs.export.comparison import (
     CHECKED_TEXTS,
     LARGEST,
@@ -47,15 +44,17 @@ from expert.jobs.export.comparison import (
     logits_of,
     logits_of_trained,
 )
-from expert.jobs.export.exported import ROWS, Exported, ExportRequest
+from expert.jobs.export.exported import ROWS, Exported, ExportRequest, Kind
 from expert.jobs.export.gguf_file.file import UNQUANTISED
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import EXPORT_RECORD
 from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, is_jinja
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.base_folder import copy_tokenizer
 from expert.model.device_memory import release_memory
-from expert.run.stored.choose_checkpoint import choose
+from expert.planning.run_plan import RunPlan
+from expert.run.stored.choose_checkpoint import Choice, choose
 from expert.run.stored.load import (
     Trained,
     base_warning,
@@ -136,7 +135,12 @@ def export(
             release_memory(source.device)
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
             written = _read_back(source, expected, temporary, prompt_names)
-        tolerance = _tolerance(source)
+        # That of the coarser dtype of training and export; None for quantised GGUF files.
+        loaded = source.dtype if source.kind == "merged" else plan.kernels.precision
+        tolerance: float | None = max(TOLERANCE[loaded], TOLERANCE[source.dtype])
+        if source.gguf:
+            rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
+            tolerance = TOLERANCE[rounded] if rounded is not None else None
         difference = written.difference
         if not difference.within(float("inf") if tolerance is None else tolerance):
             fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
@@ -183,6 +187,87 @@ def export(
         (temporary / "README.md").write_text(card, encoding="utf-8")
         _write_record(source, done, temporary, verdict)
     return done
+
+
+def export_refusal(found: SavedVerdict) -> str:
+    """Why a verdict forbids to export; "" if it does not."""
+    if found.passed is False:
+        return f"the quality gate failed: {found.reasons}"
+    if found.undecided:
+        return f"not enough to tell whether the quality gate passes: {found.reasons}"
+    return ""
+
+
+def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
+    """A warning about the run's validation, or ""; ExpertError if its gate failed, or
+    there was not enough to tell. A verdict on earlier weights only gives a warning."""
+    found, file, run = read_verdict(folder), folder.validation, shell_quoted(folder.path)
+    if found is None:
+        return ""
+    if found.outdated:
+        return f"{file} {found.outdated}  (expert validate {run})"
+    if refusal := export_refusal(found):
+        if allow_failed:
+            return f"{file}: {refusal}"
+        fix = f"score more rows with expert validate {run} --test-set FILE, or lower --min-accuracy"
+        if found.passed is False:
+            fix = "train longer, validate another checkpoint with expert validate --checkpoint"
+        raise ExpertError(f"{file}: {refusal}  ({fix}, or export it anyway with --allow-failed)")
+    if found.checkpoint not in ("", choice.name):
+        done = "passed the quality gate" if found.passed else "was validated"
+        return (
+            f"{found.checkpoint} {done}, but {choice.name} is exported  (validate it with expert "
+            f"validate {run})"
+        )
+    return ""
+
+
+def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
+    """The kind of the export; ExpertError if the run has no such thing."""
+    known_values = {
+        "kind": (asked, ("adapter", "merged")),
+        "dtype": (dtype, ("bf16", "fp16", "fp32")),
+    }
+    for name, (value, known) in known_values.items():
+        if value is not None and value not in known:
+            raise ExpertError(f"{name} {value!r}: is not known  (known: {', '.join(known)})")
+    full, why = plan.adapter.type == "full", ""
+    if full and asked is not None:
+        why = f"--{asked}: all weights were trained, there is no adapter  (leave --{asked} out)"
+    elif full and dtype is not None and plan.model.name == CHAR_GPT:
+        why = "--dtype: the character model is float32, as it was trained  (leave --dtype out)"
+    elif asked == "merged" and plan.adapter.type == "none":
+        why = "--merged: soft prompts cannot be merged into weights  (export them with --adapter)"
+    elif not full and asked != "merged" and dtype is not None:
+        why = "--dtype: an adapter is exported as it was trained  (use --dtype with --merged)"
+    if why:
+        raise ExpertError(why)
+    return "model" if full else "merged" if asked == "merged" else "adapter"
+
+
+def check_target_folder(to: Path) -> None:
+    """ExpertError unless the target is missing or an empty folder, and can be written."""
+    if to.is_symlink():  # publishing would replace the link itself
+        raise ExpertError(
+            f"{to}: is a link to {to.readlink()}  (name that folder itself, or a new one)"
+        )
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise ExpertError(f"{to}: exists already  (name a new folder: nothing is overwritten)")
+    # The finished export is renamed to `to`, replacing an empty folder.
+    if to.resolve() == Path.cwd():
+        raise ExpertError(
+            f"{to}: is the folder you are in, which cannot be replaced  (name a new folder in it)"
+        )
+    above = next(place for place in to.absolute().parents if place.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=above):
+            pass
+    except OSError as error:
+        if said := disk_full_message(error):
+            raise disk_full_error(to, said) from error
+        raise ExpertError(
+            f"{to}: cannot be written: {error.strerror}  (fix that, or name another folder)"
+        ) from error
 
 
 def _write_record(
@@ -326,12 +411,3 @@ def _read_back(
         rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
     difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
     return Written(difference=difference, notes=())
-
-
-def _tolerance(source: ExportRequest) -> float | None:
-    """The tolerance of the coarser dtype of training and export; None for quantised GGUF files."""
-    loaded = source.dtype if source.kind == "merged" else source.plan.kernels.precision
-    if source.gguf:
-        rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
-        return TOLERANCE[rounded] if rounded is not None else None
-    return max(TOLERANCE[loaded], TOLERANCE[source.dtype])

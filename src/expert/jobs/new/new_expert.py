@@ -170,7 +170,12 @@ def new_expert(
         path = data.as_posix() if on_hub else f"datasets/{data.resolve().name}"
         rows = data if on_hub else folder / path
     calls, has_answers = found.get("calls", False), found.get("has_answers", True)
-    starter = starter_of(chosen or "text", calls=calls, own_rows=data is None)
+    starter = STARTERS[chosen or "text"]
+    able = [each for each in starter.capabilities if data is None or each != "language:en"]
+    if calls:
+        able.append("task:tool_calling")
+        starter = starter._replace(description="Calls tools, and answers.")
+    starter = starter._replace(capabilities=able)  # the language of the user's rows is unknown
     manifest = folder / "manifest.json"
     with _removed_on_failure(folder):
         if data is None:
@@ -179,15 +184,33 @@ def new_expert(
         elif not on_hub:
             _copy_rows(data, rows, folder)
         few = len(_first_rows(rows, encoding, FEW_ROWS)) < FEW_ROWS
-        content = manifest_of(
-            folder.name,
-            starter,
-            {"path": path, **asked},
-            base=base,
-            start=start,
-            epochs=EPOCHS_FOR_FEW_ROWS if few else EPOCHS,
-            calls=calls,
-        )
+        decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
+        if starter.grammar:
+            decoding |= {"validation": "parser", "grammar_type": starter.grammar}
+        # The templates of small models do not support tools; ChatML supports them for all models.
+        written = {"prompt_template": "chatml"} if calls else {}
+        adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
+        content: dict[str, Any] = {
+            "schema_version": "2.0",
+            "name": folder.name,
+            "version": "0.1.0",
+            "description": starter.description,
+            "base_models": [{"name": base, **written, "adapters": adapters}],
+            "capabilities": list(starter.capabilities),
+            "training": {
+                "dataset": {"path": path, **asked},
+                "config": {
+                    "adapter_type": "lora",
+                    "epochs": EPOCHS_FOR_FEW_ROWS if few else EPOCHS,
+                    "learning_rate": start.learning_rate,
+                    "batch_size": 16,
+                    "max_seq_length": "auto",
+                    "packing": True,
+                    **dict.fromkeys(PERFORMANCE, "auto"),
+                },
+                "decoding": decoding,
+            },
+        }
         if asked.get("preference_rows") == PAIRS:
             rate = start.learning_rate / PREFERENCE_FACTOR
             values = {"method": "dpo", "beta": PREFERENCES["dpo"].beta, "learning_rate": rate}
@@ -423,56 +446,3 @@ def _domain(answers: Sequence[str]) -> str:
     except (ValueError, RecursionError):
         is_json = False
     return "json" if answers and is_json else "text"
-
-
-# --- what is written ------------------------------------------------------------------------------
-
-
-def starter_of(name: str, *, calls: bool, own_rows: bool) -> Starter:
-    """A starter; for rows whose answers call tools, and for rows whose language is unknown."""
-    starter = STARTERS[name]
-    able = [each for each in starter.capabilities if own_rows or each != "language:en"]
-    if not calls:
-        return starter._replace(capabilities=able)
-    able.append("task:tool_calling")
-    return starter._replace(description="Calls tools, and answers.", capabilities=able)
-
-
-def manifest_of(
-    name: str,
-    starter: Starter,
-    dataset: Mapping[str, Any],
-    *,
-    base: str,
-    start: StartingPoint,
-    epochs: int,
-    calls: bool,
-) -> dict[str, Any]:
-    """A 2.0 manifest for one base model, with settings for its size. `calls`: rows have tools,
-    which the templates of small models do not support; ChatML supports them for all models."""
-    decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
-    if starter.grammar:
-        decoding |= {"validation": "parser", "grammar_type": starter.grammar}
-    written = {"prompt_template": "chatml"} if calls else {}
-    adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
-    return {
-        "schema_version": "2.0",
-        "name": name,
-        "version": "0.1.0",
-        "description": starter.description,
-        "base_models": [{"name": base, **written, "adapters": adapters}],
-        "capabilities": list(starter.capabilities),
-        "training": {
-            "dataset": dict(dataset),
-            "config": {
-                "adapter_type": "lora",
-                "epochs": epochs,
-                "learning_rate": start.learning_rate,
-                "batch_size": 16,
-                "max_seq_length": "auto",
-                "packing": True,
-                **dict.fromkeys(PERFORMANCE, "auto"),
-            },
-            "decoding": decoding,
-        },
-    }
