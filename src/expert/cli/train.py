@@ -131,6 +131,7 @@ def train(
     from expert.jobs.train import join
     from expert.parallel.launch import redirect_output, stop_with_parent, world_from_environment
     from expert.run.open import check_base
+    from expert.run.stored.locate import newest_resumable
 
     stop_with_parent()
     world = world_from_environment()
@@ -156,7 +157,12 @@ def train(
     read = options.read_requested_manifest(manifest, dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
         raise ExpertError("--vram limits GPU memory, but device is cpu  (leave one out)")
-    resume = _run_to_resume(read, resume)
+    if resume == "if-any":
+        resume = newest_resumable(read)
+    if resume not in (None, "auto") and not Path(resume or "").is_dir():
+        what = "not a folder" if Path(resume or "").exists() else "folder not found"
+        fix = "give a run folder such as those in runs/; put the manifest before --resume"
+        raise ExpertError(f"--resume {resume}: {what}  ({fix})")
     console = make_console(error=as_json, needed=False)
     if gpus is not None:
         _start_ranks(read, gpus, max_restarts)
@@ -188,19 +194,6 @@ def train(
         group.barrier()
     if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
-
-
-def _run_to_resume(read: ReadManifest, resume: str | None) -> str | None:
-    """What to resume: "auto", a folder, or None if there is nothing for `if-any`."""
-    from expert.run.stored.locate import newest_resumable
-
-    if resume == "if-any":
-        resume = newest_resumable(read)
-    if resume not in (None, "auto") and not Path(resume or "").is_dir():
-        what = "not a folder" if Path(resume or "").exists() else "folder not found"
-        fix = "give a run folder such as those in runs/; put the manifest before --resume"
-        raise ExpertError(f"--resume {resume}: {what}  ({fix})")
-    return resume
 
 
 def _dry_run(

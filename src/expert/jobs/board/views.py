@@ -116,6 +116,9 @@ class Hub:
         return view
 
 
+# --- pages ---------------------------------------------------------------------------------------
+
+
 class ListView(View):
     """One row per run, running ones first, then the newest."""
 

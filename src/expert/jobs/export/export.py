@@ -111,6 +111,8 @@ def export(
         gguf="lora" if gguf_adapter else gguf or "",
         judged_rows=judged_rows,
     )
+    import torch
+
     from expert.model.load import without_progress_bar
 
     tell(f"loading {plan.model.name} and {choice.name} of {folder.path}")
@@ -130,11 +132,16 @@ def export(
             tell("writing")
             _write(source, trained, temporary, to)
             prompts = trained.loaded.soft_prompts
-            prompt_names = prompts.names if prompts is not None else ()
+            names = prompts.names if prompts is not None else ()
             del trained, prompts
             release_memory(source.device)
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
-            written = _read_back(source, expected, temporary, prompt_names)
+            with loading(choice.path):  # as any user would
+                how: dict[str, Any] = {"dtype": source.dtype, "device": source.device}
+                model = load_exported(temporary, plan, settled, **how)
+                rows = torch.cat(soft_prompt_rows(temporary, names)) if names else None
+            logits = [logits_of(model, ids, rows) for ids in expected.ids]
+            written = Written(difference=compare(expected.logits, logits), notes=())
         # That of the coarser dtype of training and export; None for quantised GGUF files.
         loaded = source.dtype if source.kind == "merged" else plan.kernels.precision
         tolerance: float | None = max(TOLERANCE[loaded], TOLERANCE[source.dtype])
@@ -189,6 +196,9 @@ def export(
     return done
 
 
+# --- checks before anything is loaded: the quality gate, the options, the target folder ----------
+
+
 def export_refusal(found: SavedVerdict) -> str:
     """Why a verdict forbids to export; "" if it does not."""
     if found.passed is False:
@@ -224,11 +234,8 @@ def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> st
 
 def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
     """The kind of the export; ExpertError if the run has no such thing."""
-    known_values = {
-        "kind": (asked, ("adapter", "merged")),
-        "dtype": (dtype, ("bf16", "fp16", "fp32")),
-    }
-    for name, (value, known) in known_values.items():
+    kinds, dtypes = ("adapter", "merged"), ("bf16", "fp16", "fp32")
+    for name, value, known in (("kind", asked, kinds), ("dtype", dtype, dtypes)):
         if value is not None and value not in known:
             raise ExpertError(f"{name} {value!r}: is not known  (known: {', '.join(known)})")
     full, why = plan.adapter.type == "full", ""
@@ -268,6 +275,9 @@ def check_target_folder(to: Path) -> None:
         raise ExpertError(
             f"{to}: cannot be written: {error.strerror}  (fix that, or name another folder)"
         ) from error
+
+
+# --- writing and checking ------------------------------------------------------------------------
 
 
 def _write_record(
@@ -397,17 +407,3 @@ def _write_chat_template(trained: Trained, target: Path) -> None:
         settings = read_object(file)
         if settings.pop("chat_template", None) is not None:
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def _read_back(
-    source: ExportRequest, expected: Expected, target: Path, prompt_names: tuple[str, ...]
-) -> Written:
-    """Load the export like any user would, and compare its logits with the trained model's."""
-    import torch
-
-    kind, dtype, device = source.kind, source.dtype, source.device
-    with loading(source.choice.path):
-        model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
-        rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
-    difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
-    return Written(difference=difference, notes=())

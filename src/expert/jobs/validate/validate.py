@@ -201,6 +201,8 @@ REQUIREMENTS = (
 )
 
 
+# --- how answers are judged, why, and what the gate requires of them -----------------------------
+
 OF_OPEN_TEXT = ("min_improvement", "min_token_accuracy")
 
 
@@ -308,6 +310,9 @@ def choose_judge(
     if option:
         raise ExpertError(f"{option}: {test.name}: {why}  ({fix})")
     return choice
+
+
+# --- answers and their judgements ----------------------------------------------------------------
 
 
 def _run_at(expert: str | Path | None) -> Run:
