@@ -60,7 +60,9 @@ class Engine:
         self._graphs: CapturedPasses | None = None
         self._replayed: Captured | None = None  # the graphs of the last forward, if it was a replay
         if capture is not None:
-            self._graphs = CapturedPasses(self, capture, warm_up_each_shape=warm_up_each_shape)
+            self._graphs = CapturedPasses(
+                self.compute, learner, capture, warm_up_each_shape=warm_up_each_shape
+            )
 
     def total(self, *counts: int) -> tuple[int, ...]:
         """Sum host numbers over all ranks: what losses are divided by."""
@@ -92,15 +94,6 @@ class Engine:
         """A forward pass without a graph; what a graph is captured from."""
         with self._precision():
             return loss_sum(self._model, batch)
-
-    def backpropagate(self, loss: Tensor) -> None:
-        """Set the gradients of the computing parameters; what a graph is captured from."""
-        self._learner.backpropagate(loss)
-
-    def computing(self) -> list[Tensor]:
-        """The parameters that get gradients."""
-        found: list[Tensor] = self._learner.computing()
-        return found
 
     def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
         """Sum the gradients of all ranks, clip them, step with them and clear them."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_text, write_text_atomically
@@ -87,19 +87,8 @@ PERFORMANCE = (
 )
 
 
-class Starter(NamedTuple):
-    """A kind of expert in starters.toml."""
-
-    description: str
-    capabilities: list[str]
-    rows: list[dict[str, str]]
-    grammar: str = ""
-
-
-STARTERS = {
-    name: Starter(**facts)
-    for name, facts in tomllib.loads(read_text(Path(__file__).with_name("starters.toml"))).items()
-}
+STARTERS = tomllib.loads(read_text(Path(__file__).with_name("starters.toml")))
+"""Kinds of experts: description, capabilities, grammar, and rows to replace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,22 +160,22 @@ def new_expert(
         rows = data if on_hub else folder / path
     calls, has_answers = found.get("calls", False), found.get("has_answers", True)
     starter = STARTERS[chosen or "text"]
-    able = [each for each in starter.capabilities if data is None or each != "language:en"]
+    description, able = starter["description"], starter["capabilities"]
+    if data is not None:  # whose language is unknown
+        able = [each for each in able if each != "language:en"]
     if calls:
-        able.append("task:tool_calling")
-        starter = starter._replace(description="Calls tools, and answers.")
-    starter = starter._replace(capabilities=able)  # the language of the user's rows is unknown
+        description, able = "Calls tools, and answers.", [*able, "task:tool_calling"]
     manifest = folder / "manifest.json"
     with _removed_on_failure(folder):
         if data is None:
             rows.parent.mkdir(parents=True)
-            write_text_atomically(rows, "".join(f"{json.dumps(row)}\n" for row in starter.rows))
+            write_text_atomically(rows, "".join(f"{json.dumps(row)}\n" for row in starter["rows"]))
         elif not on_hub:
             _copy_rows(data, rows, folder)
         few = len(_first_rows(rows, encoding, FEW_ROWS)) < FEW_ROWS
         decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
-        if starter.grammar:
-            decoding |= {"validation": "parser", "grammar_type": starter.grammar}
+        if grammar := starter.get("grammar"):
+            decoding |= {"validation": "parser", "grammar_type": grammar}
         # The templates of small models do not support tools; ChatML supports them for all models.
         written = {"prompt_template": "chatml"} if calls else {}
         adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
@@ -194,9 +183,9 @@ def new_expert(
             "schema_version": "2.0",
             "name": folder.name,
             "version": "0.1.0",
-            "description": starter.description,
+            "description": description,
             "base_models": [{"name": base, **written, "adapters": adapters}],
-            "capabilities": list(starter.capabilities),
+            "capabilities": able,
             "training": {
                 "dataset": {"path": path, **asked},
                 "config": {
@@ -240,7 +229,7 @@ def new_expert(
         page = pages.from_string(read_text(Path(__file__).with_name("readme.jinja")))
         readme = page.render(
             name=folder.name,
-            description=starter.description,
+            description=description,
             data=path,
             on_hub=on_hub,
             has_answers=has_answers,

@@ -29,7 +29,6 @@ from expert.run.stored.load import manifest_of_run
 if TYPE_CHECKING:
     from expert.data.pipeline import DataPipeline
     from expert.data.prepared import PreparedData, PreparedSplit
-    from expert.data.tokens.prepare import Recipe
 
 
 ROW_DIFFERENCES = ("data.tokens", "data.index")
@@ -47,18 +46,6 @@ class TrainedRows:
     """Names of the pack indexes, which depend on the keys and the rows drawn."""
     mixed: bool
     """It continued with other rows than it started with."""
-
-    def difference_to(self, recipes: Sequence[Recipe]) -> str:
-        """Why rows of these recipes differ from those of the run, in words; "" if they do not."""
-        from expert.data.tokens.prepare import short_key
-
-        if not self.tokens:
-            return "the run folder does not record which rows it was trained on"
-        if self.mixed or len(self.indexes) > 1:
-            return "the run was resumed with other rows than it started with"
-        if self.tokens != {short_key(recipe.key()) for recipe in recipes}:
-            return "the data, or how its rows are read, changed since the run"
-        return ""
 
     def same_as(self, other: TrainedRows) -> bool:
         """Whether two runs surely drew the same rows from the same data."""
@@ -147,7 +134,7 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     from expert.data.named_sources import named_sources
     from expert.data.pipeline import open_pipeline, recipe_of
     from expert.data.splits import prepare_splits
-    from expert.data.tokens.prepare import look
+    from expert.data.tokens.prepare import look, short_key
 
     folder, plan, place = run.folder, run.plan, run.place
     if place is None:
@@ -159,9 +146,12 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     line = open_pipeline(plan, read, named)
     trains = line.sources_of("train")
     recipes = [recipe_of(line, source) for source in trains]
-    difference = trained.difference_to([recipe for recipe, _ in recipes])
-    if difference:
-        raise TrainedRowsUnknown(difference)
+    if not trained.tokens:
+        raise TrainedRowsUnknown("the run folder does not record which rows it was trained on")
+    if trained.mixed or len(trained.indexes) > 1:
+        raise TrainedRowsUnknown("the run was resumed with other rows than it started with")
+    if trained.tokens != {short_key(recipe.key()) for recipe, _ in recipes}:
+        raise TrainedRowsUnknown("the data, or how its rows are read, changed since the run")
     if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
         raise TrainedRowsUnknown("the prepared rows are gone")
     prepared = prepare_splits(line)
