@@ -118,12 +118,6 @@ class MeasurementFailed(ExpertError):
     """A setting that cannot be measured; the message says why."""
 
 
-class NothingMeasured(ExpertError):
-    """A benchmark in which no setting could be measured."""
-
-    exit_code = EXIT_RUN_FAILED
-
-
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkRequest:
     read: Callable[[tuple[str, ...]], ReadManifest]
@@ -165,9 +159,10 @@ def benchmark(
             shutil.rmtree(place, ignore_errors=True)
     if not has_measured:
         failed = [result.because for result in bench.results if result.status == "failed"]
-        raise NothingMeasured(
-            f"no setting could be measured: {failed[-1] if failed else 'none applies'}"
-        )
+        why = failed[-1] if failed else "none applies"
+        nothing = ExpertError(f"no setting could be measured: {why}")
+        nothing.exit_code = EXIT_RUN_FAILED
+        raise nothing
     ladder = bench.ladder()
     file = to or place / FILE
     page = file.with_suffix(".html")

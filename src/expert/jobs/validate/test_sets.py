@@ -39,8 +39,6 @@ SHOWN_BAD_ROWS = 3
 _PROMPT_ROLES = ("user", "tool")
 """Roles that are followed by an answer."""
 
-__all__ = ["TestSet", "data_folder", "find_test_set"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TestSet:

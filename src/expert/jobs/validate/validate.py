@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from expert.judging.cases import Case
     from expert.training.objectives.objective import EvalResult
 
-__all__ = ["Validation", "find_expert", "validate"]
-
 ALL = "all"
 
 Tell = Callable[[str, int, int], None]

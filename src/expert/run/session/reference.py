@@ -92,15 +92,12 @@ class Reference:
         """The documents of a split that the run uses."""
         plan, index = self.plan, split.index
         if split is not self.data.train:
-            return index.documents_in(evaluated_bins(plan, index, self._most_rows(split)))
+            return index.documents_in(evaluated_bins(plan, index, self.session.most_rows(split)))
         _, order = self.data.prepared
         total = plan.length.total_steps
         if total is None or total >= order.steps_per_epoch:
             return index.piece_document
         return index.documents_in(np.concatenate([step.bins for step in order.steps(0, total)]))
-
-    def _most_rows(self, split: PreparedSplit) -> int | None:
-        return self.plan.watch.eval_rows if split is self.data.validation else None
 
     def _measure(self, split: PreparedSplit) -> Logps:
         plan, engine, answers = self.plan, self.built.engine, self.plan.objective.branches
@@ -138,7 +135,7 @@ class Reference:
         """The micro-batches of the first epoch, or of an evaluation."""
         plan, data, device, world = self.plan, self.data, self.session.device, self.group.world
         if split is not data.train:
-            bins = evaluated_bins(plan, split.index, self._most_rows(split))
+            bins = evaluated_bins(plan, split.index, self.session.most_rows(split))
             rows = plan.batch.eval_batch
             with split_batches(
                 plan, split, rows=rows, device=device, world=world, bins=bins

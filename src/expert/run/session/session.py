@@ -13,6 +13,7 @@ import torch
 from expert.core.events import EventLog, Sink
 from expert.core.rundir import RunFolder
 from expert.data.feed.run_data import RunData, largest_ids
+from expert.data.prepared import PreparedSplit
 from expert.data.splits import stream_of
 from expert.model.device_memory import release_memory
 from expert.model.load import check_vocabulary
@@ -103,6 +104,10 @@ class Session:
     @property
     def evaluates(self) -> bool:
         return self.data.validation is not None and self.plan.watch.evaluation_strategy != "no"
+
+    def most_rows(self, split: PreparedSplit) -> int | None:
+        """How many rows of a split are evaluated; None: all."""
+        return self.plan.watch.eval_rows if split is self.data.validation else None
 
     @property
     def loop_plan(self) -> LoopPlan:
