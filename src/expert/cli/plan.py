@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_json
-from expert.cli.show.options import (
-    BaseModelName,
-    ManifestFile,
-    Overrides,
-    Strict,
-    json_option,
-    manifest_option,
-    one_manifest,
-)
 from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
 from expert.core.text import counted, duration_range, epochs_in_words, gib, value_in_words
 
@@ -63,8 +55,8 @@ _COMPARED_KEYS = (
 
 
 def plan(
-    file: ManifestFile = None,
-    manifest: Annotated[Path | None, manifest_option("The manifest to plan")] = None,
+    file: options.ManifestFile = None,
+    manifest: Annotated[Path | None, options.manifest_option("The manifest to plan")] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(help="Plan for this card; repeat it to compare cards side by side."),
@@ -74,20 +66,20 @@ def plan(
         str | None, typer.Option(metavar="N|all", help="Plan for this many GPUs per machine.")
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Machines, each with --gpus.")] = None,
-    model: BaseModelName = None,
-    overrides: Overrides = None,
-    strict: Strict = False,
+    model: options.BaseModelName = None,
+    overrides: options.Overrides = None,
+    strict: options.Strict = False,
     full: Annotated[
         bool, typer.Option("--full", "--all", help="Show every setting and its reason and memory.")
     ] = False,
-    as_json: Annotated[bool, json_option("Print the plan as JSON.")] = False,
+    as_json: Annotated[bool, options.json_option("Print the plan as JSON.")] = False,
 ) -> None:
     """Show what a run would do: settings, memory, time, and why."""
     from expert.manifest.reader import read_manifest
     from expert.planning.machine.machine import describe_machine
     from expert.run.open import plan as plan_job
 
-    chosen = one_manifest(file, manifest)
+    chosen = options.one_manifest(file, manifest)
     if chosen is None:
         raise typer.BadParameter("give a manifest: expert plan FILE")
     read = read_manifest(chosen, overrides=overrides or (), strict=strict)
