@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,21 +28,29 @@ from expert.run.session.identity import start_of, weights_of
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
     from expert.data.prepared import PreparedSplit
+    from expert.parallel.group import Group
+    from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.session.session import Session
+    from expert.training.recorder import Emit
 
 Documents = NDArray[np.integer[Any]]
 Logps = NDArray[np.float32]
 """[documents, answers]; NaN where not measured."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Measures the reference of a run's answers. `built`: the model, with the weights that training
-    starts from."""
+    """What the reference of a run's answers is measured with."""
 
-    def __init__(self, session: Session, built: Built) -> None:
-        self.session, self.built = session, built
-        self.plan, self.data, self.group = session.plan, session.data, session.group
+    plan: RunPlan
+    data: RunData
+    built: Built
+    """The model, with the weights that training starts from."""
+    device: torch.device
+    group: Group
+    emit: Emit
+    show: Callable[[str, int, int], None]
+    """Called with the rows measured so far, and all."""
 
     def measured(self, *splits: PreparedSplit | None) -> RunData:
         """The data with a reference for these splits, from a file or from the model."""
@@ -62,11 +70,11 @@ class Reference:
                     except OSError as error:
                         what = "the reference cannot be kept, and is measured again next time"
                         text = f"{file.parent}: {what}: {error.strerror}"
-                        self.session.emit("warning", text=text)
+                        self.emit("warning", text=text)
             found[split.name] = replace(split, reference=known)
         how = "read" if read == len(found) else "measured"
         rows = sum(len(self._needed(split)) for split in filter(None, splits))
-        self.session.emit("reference", rows=rows, how=how, seconds=time.monotonic() - began)
+        self.emit("reference", rows=rows, how=how, seconds=time.monotonic() - began)
         return replace(
             self.data,
             train=found.get("train", self.data.train),
@@ -92,22 +100,21 @@ class Reference:
         """The documents of a split that the run uses."""
         plan, index = self.plan, split.index
         if split is not self.data.train:
-            return index.documents_in(evaluated_bins(plan, index, self.session.most_rows(split)))
+            return index.documents_in(evaluated_bins(plan, index, self._most_rows(split)))
         _, order = self.data.prepared
         total = plan.length.total_steps
         if total is None or total >= order.steps_per_epoch:
             return index.piece_document
         return index.documents_in(np.concatenate([step.bins for step in order.steps(0, total)]))
 
+    def _most_rows(self, split: PreparedSplit) -> int | None:
+        return self.plan.watch.eval_rows if split is self.data.validation else None
+
     def _measure(self, split: PreparedSplit) -> Logps:
         plan, engine, answers = self.plan, self.built.engine, self.plan.objective.branches
-        count, device = len(split.open()), self.session.device
-        values = torch.zeros((count, answers), dtype=torch.float32, device=device)
-        times = torch.zeros(count, dtype=torch.float32, device=device)
-
-        def answer_logps(model: Any, batch: Any) -> dict[str, torch.Tensor]:
-            return {"logps": model.answer_logps(batch)[0]}
-
+        count = len(split.open())
+        values = torch.zeros((count, answers), dtype=torch.float32, device=self.device)
+        times = torch.zeros(count, dtype=torch.float32, device=self.device)
         with ExitStack() as stack:
             batches = stack.enter_context(self._batches(split))
             # Without dropout; but as in training where that is the same: FP8 evaluates otherwise.
@@ -119,13 +126,13 @@ class Reference:
                 self.group.progress()
                 if not batch.counts.examples:
                     continue
-                sums = engine.evaluate(answer_logps, batch)["logps"].float()
+                sums = engine.evaluate(_answer_logps, batch)["logps"].float()
                 documents = split.index.documents_in(np.array(batch.bins))
-                at = torch.from_numpy(documents).long().to(device)
+                at = torch.from_numpy(documents).long().to(self.device)
                 values[at] = sums.view(-1, answers)[: len(documents)]
                 times[at] += 1
                 done += batch.counts.examples * self.group.world.size
-                self.session.callbacks.evaluating("reference", min(done, total), total)
+                self.show("reference", min(done, total), total)
         values, times = engine.summed(values), engine.summed(times)
         known: Logps = torch.where(times[:, None] > 0, values, torch.nan).cpu().numpy()
         return known
@@ -133,9 +140,9 @@ class Reference:
     @contextmanager
     def _batches(self, split: PreparedSplit) -> Iterator[Iterator[Any]]:
         """The micro-batches of the first epoch, or of an evaluation."""
-        plan, data, device, world = self.plan, self.data, self.session.device, self.group.world
+        plan, data, device, world = self.plan, self.data, self.device, self.group.world
         if split is not data.train:
-            bins = evaluated_bins(plan, split.index, self.session.most_rows(split))
+            bins = evaluated_bins(plan, split.index, self._most_rows(split))
             rows = plan.batch.eval_batch
             with split_batches(
                 plan, split, rows=rows, device=device, world=world, bins=bins
@@ -161,3 +168,7 @@ def _stored(file: Path, needed: Documents, documents: int) -> Logps | None:
         return None
     fits = known.dtype == np.float32 and known.shape[:1] == (documents,)
     return known if fits and bool(np.isfinite(known[needed]).all()) else None
+
+
+def _answer_logps(model: Any, batch: Any) -> dict[str, torch.Tensor]:
+    return {"logps": model.answer_logps(batch)[0]}

@@ -13,7 +13,6 @@ import torch
 from expert.core.events import EventLog, Sink
 from expert.core.rundir import RunFolder
 from expert.data.feed.run_data import RunData, largest_ids
-from expert.data.prepared import PreparedSplit
 from expert.data.splits import stream_of
 from expert.model.device_memory import release_memory
 from expert.model.load import check_vocabulary
@@ -104,10 +103,6 @@ class Session:
     @property
     def evaluates(self) -> bool:
         return self.data.validation is not None and self.plan.watch.evaluation_strategy != "no"
-
-    def most_rows(self, split: PreparedSplit) -> int | None:
-        """How many rows of a split are evaluated; None: all."""
-        return self.plan.watch.eval_rows if split is self.data.validation else None
 
     @property
     def loop_plan(self) -> LoopPlan:
@@ -216,10 +211,18 @@ def model_of(session: Session) -> Built:
     session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
     session.instruments.recompiling.restart()
     if plan.objective.needs_reference and data.prepared[0].reference is None:
+        reference = Reference(  # before any trained weights are loaded
+            plan=plan,
+            data=data,
+            built=built,
+            device=session.device,
+            group=session.group,
+            emit=session.emit,
+            show=session.callbacks.evaluating,
+        )
         validation = data.validation if session.evaluates else None
         test = data.test if session.keeps else None
-        # Before any trained weights are loaded.
-        session.data = Reference(session, built).measured(data.train, validation, test)
+        session.data = reference.measured(data.train, validation, test)
     if session.weights is not None:
         built.load(session.weights)
         session.weights = None
