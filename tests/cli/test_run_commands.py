@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from expert.core.hashed import write_hashed
-from expert.core.rundir import weights_hash
+from expert.core.publish import weights_hash
 from expert.planning.machine import nvml
 from tests.cli.running import run_without
 from tests.jobs.trained_runs import finished, finished_characters

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.publish import publishing
+from expert.core.publish import publishing, weights_hash
 from expert.core.rundir import (
     RunFolder,
     RunFolderError,
@@ -21,7 +21,6 @@ from expert.core.rundir import (
     named_manifest,
     outdated,
     relocated_path,
-    weights_hash,
 )
 from tests.core.forking import fork
 from tests.each import each

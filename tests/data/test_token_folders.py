@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import expert
+from expert.core.errors import ExpertError
 from expert.data.named_sources import CHECKS_FILE
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
@@ -264,7 +265,6 @@ def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):
 
 def test_a_run_trains_on_tokens_and_is_not_validated_on_them_by_default(tmp_path):
     from expert.jobs.train import train
-    from expert.jobs.validate.held_out import NoTestSet
     from expert.jobs.validate.validate import validate
 
     tiny = Tokenizer.from_file(str(TINY / "tokenizer.json"))
@@ -272,5 +272,5 @@ def test_a_run_trains_on_tokens_and_is_not_validated_on_them_by_default(tmp_path
     file = token_expert(tmp_path, rows, model="tiny", max_steps=2, device="cpu")
     result = train(file)
     assert result.steps == 2
-    with pytest.raises(NoTestSet, match="its rows are tokens"):
+    with pytest.raises(ExpertError, match="its rows are tokens"):
         validate(result.folder)

@@ -113,10 +113,10 @@ def _events(file: Path, raw: bytes) -> None:
 
 
 def _done(file: Path, raw: bytes) -> None:
-    from expert.core.publish import damage, fingerprint
+    from expert.core.publish import damage, weights_hash
 
     assert damage(file.parent)
-    fingerprint(file.parent, ".safetensors")
+    weights_hash(file.parent)
 
 
 def _model(file: Path, raw: bytes) -> None:

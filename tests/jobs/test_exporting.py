@@ -17,15 +17,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from expert.core.errors import EXIT_DAMAGED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Damaged
+from expert.core.errors import (
+    EXIT_DAMAGED,
+    EXIT_OK,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    Damaged,
+    ExpertError,
+)
 from expert.core.hashed import write_hashed
 from expert.core.interrupts import Interrupted
 from expert.core.links import LinkRefused
-from expert.core.publish import damage
+from expert.core.publish import damage, weights_hash
 from expert.core.resources import DiskFull
-from expert.core.rundir import RunFolder, weights_hash
+from expert.core.rundir import RunFolder
 from expert.jobs.export.card import PromptFormat, model_card
-from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import (
     TOLERANCE,
     checked_ids,
@@ -198,7 +204,7 @@ def test_an_export_that_forgets_the_adapter_is_refused_and_leaves_nothing(tmp_pa
     monkeypatch.setattr(PeftModel, "from_pretrained", lambda base, *_, **__: base)
     for kind, fix in (("merged", "--dtype fp32"), ("adapter", "--merged --dtype fp32")):
         words = rf"differs from the trained model: its logits .*  \(try {fix}"
-        with pytest.raises(CannotExport, match=words):
+        with pytest.raises(ExpertError, match=words):
             exported_to(tmp_path / "out", kind=kind)
     assert list(tmp_path.iterdir()) == []
 
@@ -246,7 +252,7 @@ def test_rounding_everywhere_passes_and_one_wrong_row_of_the_head_does_not():
 def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):
     (tmp_path / "empty").mkdir()
     exported_to(tmp_path / "empty")
-    with pytest.raises(CannotExport, match=r"empty: exists already  \(name a new folder"):
+    with pytest.raises(ExpertError, match=r"empty: exists already  \(name a new folder"):
         exported_to(tmp_path / "empty")
 
 
@@ -256,7 +262,7 @@ def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):
         (OSError(errno.ENOSPC, FULL, "model.safetensors"), "jobs.export.export._write"),
         (ValueError(f"I/O error: {FULL} (os error 28)"), "jobs.export.export._write"),
         (OSError(errno.ENOSPC, FULL), "core.publish._seal"),  # names no file
-        (OSError(errno.ENOSPC, FULL, ".tmp-1"), "jobs.export.checks.tempfile.TemporaryDirectory"),
+        (OSError(errno.ENOSPC, FULL, ".tmp-1"), "jobs.export.export.tempfile.TemporaryDirectory"),
     ],
 )
 def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(
@@ -277,7 +283,7 @@ def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.setattr("expert.jobs.export.export.load_trained", None)
     for place in (Path(), Path.cwd()):
-        with pytest.raises(CannotExport, match="is the folder you are in, which cannot be repl"):
+        with pytest.raises(ExpertError, match="is the folder you are in, which cannot be repl"):
             exported_to(place)
     assert (tmp_path / "empty").is_dir()
 
@@ -294,7 +300,7 @@ def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path
 )
 def test_impossible_exports_are_refused(kind, flags, text, tmp_path):
     run = finished_characters() if kind == "characters" else finished(kind)
-    with pytest.raises(CannotExport, match=text):
+    with pytest.raises(ExpertError, match=text):
         exported_to(tmp_path / "out", run, **flags)
     assert list(tmp_path.iterdir()) == []
 
@@ -432,7 +438,7 @@ def test_an_export_that_failed_its_gate_is_not_pushed_unless_allowed(hub, tmp_pa
     failed = {"weights": weights_hash(run / "final"), "checkpoint": "final", "gate": gate}
     write_hashed(run / "validation.json", json.dumps(failed))
     export(run, tmp_path / "out", device="cpu", allow_failed=True)
-    with pytest.raises(CannotExport, match="the quality gate failed: accuracy 12 %"):
+    with pytest.raises(ExpertError, match="the quality gate failed: accuracy 12 %"):
         push(tmp_path / "out", NAME)
     assert hub.asked == []
     push(tmp_path / "out", NAME, allow_failed=True)

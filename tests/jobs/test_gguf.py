@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from expert.cli.export import exported_lines
+from expert.core.errors import ExpertError
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
 from expert.data.records import Turn
@@ -23,7 +24,6 @@ from expert.data.template.templates import LAYOUTS, named_template
 from expert.jobs.export.as_gguf import write_adapter
 from expert.jobs.export.card import model_card
 from expert.jobs.export.chat_format import FormatTexts, fixed_texts_of, go_template, jinja_of
-from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.architecture import family_of
@@ -215,7 +215,7 @@ def test_an_adapter_alone_adds_up_to_the_expert(tmp_path):
     settings = json.loads((copy / "adapter_config.json").read_text(encoding="utf-8"))
     (copy / "adapter_config.json").write_text(json.dumps({**settings, "use_rslora": True}))
     config = family_config("qwen3")
-    with pytest.raises(CannotExport, match="cannot load use_rslora"):
+    with pytest.raises(ExpertError, match="cannot load use_rslora"):
         write_adapter(tmp_path / "x", copy, config, family_of(config), GgufMetadata("x"))
 
 
@@ -224,7 +224,7 @@ def test_weights_that_are_written_wrong_are_refused_and_nothing_is_left(tmp_path
 
     zeros = lambda tensor, kind: np.zeros(tensor.shape, np.float32)  # noqa: E731
     monkeypatch.setattr(file, "rounded", zeros)
-    with pytest.raises(CannotExport, match="the export differs from the trained model"):
+    with pytest.raises(ExpertError, match="the export differs from the trained model"):
         exported_to(finished("lora"), tmp_path / "out", gguf="f32", judged_rows=0)
     assert list(tmp_path.iterdir()) == []
 
@@ -251,7 +251,7 @@ def test_what_llama_cpp_cannot_have_is_refused_before_anything_is_loaded(
 ):
     run_folder = finished_characters() if kind == "characters" else finished(kind)
     monkeypatch.setattr("expert.jobs.export.export.load_trained", None)
-    with pytest.raises(CannotExport, match=text) as refused:
+    with pytest.raises(ExpertError, match=text) as refused:
         exported_to(run_folder, tmp_path / "out", **flags)
     if flags.get("gguf") == "q3_k_m":
         assert all(name in str(refused.value) for name in FILE_TYPES)
@@ -259,10 +259,10 @@ def test_what_llama_cpp_cannot_have_is_refused_before_anything_is_loaded(
 
 
 def test_a_model_that_llama_cpp_would_compute_otherwise_is_refused_with_all_reasons():
-    with pytest.raises(CannotExport, match=r"is not supported  \(supported: "):
+    with pytest.raises(ExpertError, match=r"is not supported  \(supported: "):
         family_of(family_config("gpt2"))
     odd = family_config("gemma2", query_pre_attn_scalar=5, tie_word_embeddings=False)
-    with pytest.raises(CannotExport) as refused:
+    with pytest.raises(ExpertError) as refused:
         family_of(odd)
     assert "query_pre_attn_scalar" in str(refused.value)
     assert "its head is not tied to its embedding" in str(refused.value)
@@ -282,7 +282,7 @@ def test_a_tokenizer_that_cuts_text_in_an_unknown_way_is_refused():
         lambda: tokenizer, SpecialTokens("", "", None), template_adds_bos=False, fingerprint=""
     )
     template = named_template("chatml", eos="<|im_end|>")
-    with pytest.raises(CannotExport, match=r"llama.cpp does not support this pre-tokenizer"):
+    with pytest.raises(ExpertError, match=r"llama.cpp does not support this pre-tokenizer"):
         vocabulary(encoder, template, rows=400, ends=[2], chat_template="")
 
 

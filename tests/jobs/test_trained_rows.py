@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.validate.test_sets import NoTestSet
+from expert.core.errors import ExpertError
 from expert.jobs.validate.validate import validate
 from tests.jobs.runs import run, write_expert
 from tests.jobs.validated_runs import ROWS, YES, own_run, written
@@ -25,10 +25,10 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
     assert validate(folder, device="cpu", min_accuracy=0.0).result.rows.examples == 5
     append_a_row(tmp_path)
     words = r"held out of train.jsonl.*: the data, or how its .* changed since .*--test-set FILE"
-    with pytest.raises(NoTestSet, match=words):
+    with pytest.raises(ExpertError, match=words):
         validate(folder, device="cpu")
     (tmp_path / "datasets_optimized").rename(tmp_path / "elsewhere")
-    with pytest.raises(NoTestSet, match="the data, or how its rows are read, changed since"):
+    with pytest.raises(ExpertError, match="the data, or how its rows are read, changed since"):
         validate(folder, device="cpu")
     # The refusal comes before anything is prepared from the other rows.
     assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
@@ -45,7 +45,7 @@ def test_a_run_resumed_with_other_rows_has_no_held_out_rows(tmp_path):
     text = manifest.read_text(encoding="utf-8").replace('"max_steps": 2', '"max_steps": 4')
     manifest.write_text(text, encoding="utf-8")
     run(manifest, resume=str(folder), allow_changed=True)
-    with pytest.raises(NoTestSet, match="was resumed with other rows than it started with"):
+    with pytest.raises(ExpertError, match="was resumed with other rows than it started with"):
         validate(folder, device="cpu")
 
 
@@ -60,7 +60,7 @@ def test_trained_rows_are_known_from_events_or_checkpoints(tmp_path, kept):
         assert len(others) < len(lines)
         (folder / "events.jsonl").write_text("\n".join(others) + "\n", encoding="utf-8")
     if kept == "neither":
-        with pytest.raises(NoTestSet, match="does not record which rows it was trained on"):
+        with pytest.raises(ExpertError, match="does not record which rows it was trained on"):
             validate(folder, device="cpu")
     else:
         done = validate(folder, device="cpu", min_accuracy=0.0)
@@ -73,14 +73,14 @@ def test_trained_rows_are_known_from_events_or_checkpoints(tmp_path, kept):
 def test_a_baseline_trained_on_test_rows_is_refused_with_their_number(tmp_path):
     folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
     everything = own_run(tmp_path / "c", validation_split=0)
-    with pytest.raises(NoTestSet, match="trained on 5 of the 5 rows"):
+    with pytest.raises(ExpertError, match="trained on 5 of the 5 rows"):
         validate(folder, baseline=everything, device="cpu")
     words = (
         r"b.*: the baseline was trained on (\d) of the 5 rows it would be judged by "
         r"\(rows held out of train.jsonl\)  \(name rows that neither run was trained on "
         "with --test-set FILE, or compare"
     )
-    with pytest.raises(NoTestSet, match=words):
+    with pytest.raises(ExpertError, match=words):
         validate(folder, baseline=other, device="cpu")
     named = tmp_path / "a" / "test.jsonl"
     done = validate(folder, test_set=named, baseline=other, device="cpu", min_accuracy=0.0, limit=2)
@@ -95,13 +95,13 @@ def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_it
         r"\(rows held out of train.jsonl\): the data, or how its rows are read, changed since .*"
         r"\(.*--test-set FILE, or restore the data"
     )
-    with pytest.raises(NoTestSet, match=words):
+    with pytest.raises(ExpertError, match=words):
         validate(folder, baseline=other, device="cpu")
     (tmp_path / "b").rename(tmp_path / "c")
     (tmp_path / "c" / "train.jsonl").unlink()
     (moved,) = (tmp_path / "c" / "runs").iterdir()
     with pytest.raises(
-        NoTestSet, match=r"may have been trained on .*: its data was moved or deleted"
+        ExpertError, match=r"may have been trained on .*: its data was moved or deleted"
     ):
         validate(folder, baseline=moved, device="cpu")
 

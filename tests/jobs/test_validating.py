@@ -15,13 +15,11 @@ import expert
 from expert.cli.validate import gate_lines, score_sheet
 from expert.core.errors import ExpertError
 from expert.core.hashed import write_hashed
-from expert.core.rundir import weights_hash
+from expert.core.publish import weights_hash
 from expert.data.records import DataError
-from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.report import report
-from expert.jobs.validate.test_sets import NoTestSet
-from expert.jobs.validate.validate import CannotValidate, validate
+from expert.jobs.validate.validate import validate
 from expert.judging.score import wilson
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model, events_of, place, rewrite_events, run, write_expert
@@ -143,9 +141,9 @@ def test_what_is_wrong_with_a_file_of_cases_is_said_with_its_place(data, text, t
     ("given", "error", "text"),
     [
         ({"domain": "cobol"}, ExpertError, "--domain cobol: is not known"),
-        ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
-        ({"limit": 0}, CannotValidate, "limit: got 0"),
-        ({"min_accuracy": 95, "min_score": -1}, CannotValidate, "0 to 1\nmin_score: got -1"),
+        ({"checkpoints": "some"}, ExpertError, "write --checkpoints all"),
+        ({"limit": 0}, ExpertError, "limit: got 0"),
+        ({"min_accuracy": 95, "min_score": -1}, ExpertError, "0 to 1\nmin_score: got -1"),
     ],
 )
 def test_invalid_arguments_are_refused(given, error, text):
@@ -164,7 +162,7 @@ def test_rows_and_columns_that_cannot_be_read_are_named(tmp_path):
             validate(learnt(), test_set=rows_file(tmp_path, [row | bad]), device="cpu")
     path = tmp_path / "ok.csv"
     path.write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(NoTestSet, match=r"--test-set .*: no column holds the request"):
+    with pytest.raises(ExpertError, match=r"--test-set .*: no column holds the request"):
         validate(learnt(), test_set=path, device="cpu")
 
 
@@ -175,7 +173,7 @@ def test_data_that_was_moved_is_asked_for(tmp_path):
     with_plan(finished("lora"), copy, **gone)
     there = str(finished("lora").parents[1])
     rewrite_events(copy, lambda text: text.replace(there, str(tmp_path / "gone")))
-    with pytest.raises(NoTestSet, match="the run's data was moved or deleted"):
+    with pytest.raises(ExpertError, match="the run's data was moved or deleted"):
         validate(copy, device="cpu")
 
 
@@ -239,7 +237,7 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
     assert asked == [(f"rows.jsonl:{row}", turn) for row, turn in ((1, 2), (2, 4), (4, 2), (5, 4))]
     assert done.result.rows.examples == 4
     with pytest.raises(
-        CannotExport, match="not enough to tell whether the quality gate passes: 4 rows: accuracy"
+        ExpertError, match="not enough to tell whether the quality gate passes: 4 rows: accuracy"
     ):
         export(learnt(), tmp_path / "out", device="cpu")
 
@@ -259,7 +257,7 @@ def with_validation(tmp_path: Path, found: object) -> Path:
 def test_a_run_that_failed_the_gate_is_not_exported_unless_told_otherwise(tmp_path):
     gate = {"passed": False, "reasons": ["accuracy 10.0% is below 95.0%"]}
     copy = with_validation(tmp_path, {"gate": gate, "checkpoint": "final"})
-    with pytest.raises(CannotExport) as raised:
+    with pytest.raises(ExpertError) as raised:
         export(copy, tmp_path / "out", device="cpu")
     assert "the quality gate failed: accuracy 10.0% is below 95.0%" in str(raised.value)
     assert "--allow-failed" in str(raised.value)
@@ -284,7 +282,7 @@ def test_a_validation_that_cannot_be_read_or_is_of_few_rows_is_no_pass(tmp_path)
         ]
     ):
         copy = with_validation(tmp_path / str(number), found)
-        with pytest.raises(CannotExport, match=words):
+        with pytest.raises(ExpertError, match=words):
             export(copy, tmp_path / "out", device="cpu")
 
 
@@ -422,7 +420,7 @@ def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp
     done = validate(learnt(), device="cpu", test_set=file, domain="open")
     assert done.gate.passed is False
     assert "is not below the base's" in done.gate.reasons[0]
-    with pytest.raises(CannotExport, match="is not below the base's"):
+    with pytest.raises(ExpertError, match="is not below the base's"):
         export(learnt(), tmp_path / "out", device="cpu")
 
 
@@ -434,7 +432,7 @@ def test_three_stories_are_not_enough_to_tell(tmp_path):
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "not enough to tell" in page
     assert "gate passes." not in page
-    with pytest.raises(CannotExport, match="not enough to tell whether the quality gate passes"):
+    with pytest.raises(ExpertError, match="not enough to tell whether the quality gate passes"):
         export(teller(), tmp_path / "out", device="cpu")
     out = export(teller(), tmp_path / "out", device="cpu", allow_failed=True)
     assert "not enough to tell" in out.warnings()[0]
@@ -478,8 +476,8 @@ def test_a_judge_command_decides(tmp_path):
 @each(
     ("asked", "kind", "text"),
     [
-        ({"min_accuracy": 0.5}, CannotValidate, "no accuracy is measured: 40 of 40 expected"),
-        ({"min_improvement": 0.1, "domain": "text"}, CannotValidate, "is for open text"),
+        ({"min_accuracy": 0.5}, ExpertError, "no accuracy is measured: 40 of 40 expected"),
+        ({"min_improvement": 0.1, "domain": "text"}, ExpertError, "is for open text"),
         ({"min_score": 0.1}, ExpertError, "name it with --judge-command"),
         (
             {"judge_command": "no-such-program"},

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.publish import publishing
-from expert.core.rundir import RunFolder, RunFolderError, weights_hash
+from expert.core.publish import publishing, weights_hash
+from expert.core.rundir import RunFolder, RunFolderError
 from expert.run.stored.locate import choice_in_words, find_expert, find_trained
 
 

@@ -13,6 +13,7 @@ import typer
 from expert.cli.show import options
 from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_json
 from expert.cli.show.progress import PreparingView
+from expert.core.errors import ExpertError
 from expert.core.secrets import redacted
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def benchmark(
     flags = options.flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
     changes = (*flags, *(overrides or ()))
     if manifest is None and dataset is None:
-        raise options.UsageError(
+        raise ExpertError(
             "nothing to measure  (expert benchmark --manifest FILE; or a text for the built-in "
             "character GPT: expert benchmark --dataset shakespeare)"
         )

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import Sheet, make_console, show, show_problems, show_sheet, write_json
-from expert.cli.show.options import (
-    BaseModelName,
-    ManifestFile,
-    Overrides,
-    json_option,
-    manifest_option,
-    one_manifest,
-)
 from expert.cli.show.progress import PreparingView
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count, counted, gib, visible
@@ -49,10 +42,12 @@ def _dataset() -> None:
 
 @app.command()
 def check(
-    file: ManifestFile = None,
-    manifest: Annotated[Path | None, manifest_option("Check the data of this manifest")] = None,
-    model: BaseModelName = None,
-    overrides: Overrides = None,
+    file: options.ManifestFile = None,
+    manifest: Annotated[
+        Path | None, options.manifest_option("Check the data of this manifest")
+    ] = None,
+    model: options.BaseModelName = None,
+    overrides: options.Overrides = None,
     rows: Annotated[
         int | None,
         typer.Option(
@@ -69,14 +64,14 @@ def check(
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Show long rows in full.")] = False,
-    as_json: Annotated[bool, json_option("Print findings as JSON.")] = False,
+    as_json: Annotated[bool, options.json_option("Print findings as JSON.")] = False,
 ) -> None:
     """Read every row as training would, without writing; show some as the model sees them and
     report every problem."""
     from expert.data.inspect.shown_rows import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
     from expert.jobs.datasets.check import check_dataset
 
-    chosen = one_manifest(file, manifest)
+    chosen = options.one_manifest(file, manifest)
     if chosen is None:
         raise typer.BadParameter("give a manifest: expert dataset check FILE")
     default = 0 if lines else DEFAULT_ROWS
@@ -166,7 +161,9 @@ def show_rows(rows: Sequence[ShownRow], console: Console) -> None:
     if not rows:
         return
     colour = console.is_terminal and not console.no_color and console.color_system is not None
-    marks = None if colour else _brackets(rows)
+    texts = "".join(text for row in rows for one in row.segments for text in (one.text, one.after))
+    words = BRACKETS if {*BRACKETS}.isdisjoint(texts) else ("⟦trained:", ":trained⟧")
+    marks = None if colour else words
     legend = Text("\nrows as the model sees them; ")
     if marks is None:
         legend.append("trained on", style=TRAINED).append(", ")
@@ -178,11 +175,6 @@ def show_rows(rows: Sequence[ShownRow], console: Console) -> None:
         show(console, _row_head(row), "bold")
         for line in _row_lines(row, marks):
             console.print(line)
-
-
-def _brackets(rows: Sequence[ShownRow]) -> tuple[str, str]:
-    texts = "".join(text for row in rows for one in row.segments for text in (one.text, one.after))
-    return BRACKETS if {*BRACKETS}.isdisjoint(texts) else ("⟦trained:", ":trained⟧")
 
 
 def _row_head(row: ShownRow) -> str:
@@ -283,7 +275,7 @@ def find_datasets(
         Path | None,
         typer.Option("--consolidate", metavar="DEST", help="Copy what the manifests need to here."),
     ] = None,
-    as_json: Annotated[bool, json_option("Print the list as JSON.")] = False,
+    as_json: Annotated[bool, options.json_option("Print the list as JSON.")] = False,
 ) -> None:
     """List the datasets in this machine's caches and those of manifests, or copy what manifests
     need to one place."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from expert.insight.findings.finding import Finding
     from expert.insight.page.facts import RunFacts
-    from expert.insight.step.anatomy import RunTimes, StepAnatomy
+    from expert.insight.step.anatomy import StepAnatomy
     from expert.jobs.diagnose.check import Check
     from expert.jobs.diagnose.short_runs import Profile
     from expert.manifest.reader import ReadManifest
@@ -138,7 +138,13 @@ def show_diagnosis(found: RunFacts, console: Console) -> None:
             show(console, f"fix: {learning.fix}")
     if found.anatomy.step is not None:
         _show_step(found.anatomy.step, console)
-    _show_run(found.anatomy.run, console)
+    spent = found.anatomy.run
+    if spent.total > 0:
+        show(console, f"\nthe run so far: {span(spent.total)}", "bold")
+        names = ("loading", "compiling", "training", "evaluating", "saving", "rest")
+        parts = [(name, float(getattr(spent, name))) for name in names]
+        bars = [(name, s, f"{span(s)}  {percent(s / spent.total)}") for name, s in parts if s > 0]
+        show_bars(bars, spent.total, console)
     show(console, "")
     if found.findings:
         _show_findings(found.findings, console)
@@ -172,16 +178,6 @@ def _show_step(step: StepAnatomy, console: Console) -> None:
     facts += [f"{name} {percent(share)}" for name, share in shares.items() if share is not None]
     if facts:
         show(console, "  " + ", ".join(facts))
-
-
-def _show_run(spent: RunTimes, console: Console) -> None:
-    if spent.total <= 0:
-        return
-    show(console, f"\nthe run so far: {span(spent.total)}", "bold")
-    names = ("loading", "compiling", "training", "evaluating", "saving", "rest")
-    parts = [(name, float(getattr(spent, name))) for name in names]
-    bars = [(name, s, f"{span(s)}  {percent(s / spent.total)}") for name, s in parts if s > 0]
-    show_bars(bars, spent.total, console)
 
 
 def _next_command(found: RunFacts) -> str:

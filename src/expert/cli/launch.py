@@ -11,6 +11,7 @@ import typer
 from expert.cli.plan import show_warnings
 from expert.cli.show import options
 from expert.cli.show.display import make_console, show, write_line
+from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 from expert.core.text import shell_quoted
 
@@ -89,7 +90,7 @@ def launch(
 
     chosen = options.one_manifest(file, manifest)
     if chosen is None:
-        raise options.UsageError("nothing to train  (expert launch --on slurm --manifest FILE)")
+        raise ExpertError("nothing to train  (expert launch --on slurm --manifest FILE)")
     changes = tuple(overrides or ())
     read = options.read_requested_manifest(chosen, None, changes)
     name, text = job_file(read, on.value, **asked | {"overrides": changes})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,7 @@ from expert.cli.show.options import Overrides, Strict, json_option, output_optio
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
-    from expert.jobs.manifest import CheckedManifest
+    pass
 
 app = typer.Typer(
     help="Check, explain and upgrade manifests.",
@@ -43,7 +43,18 @@ def check(
 
     results = list(check_manifests(files, overrides=overrides or (), strict=strict))
     if as_json:
-        write_json([_as_dict(result) for result in results])
+        found = []
+        for result in results:
+            notices = (*(result.read.notices if result.read else ()), *result.doubts)
+            problems = result.error.problems if result.error else ()
+            found.append(
+                {
+                    "source": result.source,
+                    "problems": [asdict(problem) for problem in problems],
+                    "notices": [asdict(notice) for notice in notices],
+                }
+            )
+        write_json(found)
     else:
         console = make_console()
         for result in results:
@@ -56,15 +67,6 @@ def check(
                 show_every_notice((*read.notices, *result.doubts), console)
     if any(result.error is not None for result in results):
         raise typer.Exit(EXIT_USAGE)
-
-
-def _as_dict(result: CheckedManifest) -> dict[str, Any]:
-    notices = (*(result.read.notices if result.read else ()), *result.doubts)
-    return {
-        "source": result.source,
-        "problems": [asdict(problem) for problem in result.error.problems] if result.error else [],
-        "notices": [asdict(notice) for notice in notices],
-    }
 
 
 @app.command()

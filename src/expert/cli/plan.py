@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.show import options
 from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_json
-from expert.cli.show.options import (
-    BaseModelName,
-    ManifestFile,
-    Overrides,
-    Strict,
-    UsageError,
-    json_option,
-    manifest_option,
-    one_manifest,
-)
-from expert.core.errors import EXIT_DOES_NOT_FIT
+from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
 from expert.core.text import counted, duration_range, epochs_in_words, gib, value_in_words
 
 if TYPE_CHECKING:
@@ -64,8 +55,8 @@ _COMPARED_KEYS = (
 
 
 def plan(
-    file: ManifestFile = None,
-    manifest: Annotated[Path | None, manifest_option("The manifest to plan")] = None,
+    file: options.ManifestFile = None,
+    manifest: Annotated[Path | None, options.manifest_option("The manifest to plan")] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(help="Plan for this card; repeat it to compare cards side by side."),
@@ -75,20 +66,20 @@ def plan(
         str | None, typer.Option(metavar="N|all", help="Plan for this many GPUs per machine.")
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Machines, each with --gpus.")] = None,
-    model: BaseModelName = None,
-    overrides: Overrides = None,
-    strict: Strict = False,
+    model: options.BaseModelName = None,
+    overrides: options.Overrides = None,
+    strict: options.Strict = False,
     full: Annotated[
         bool, typer.Option("--full", "--all", help="Show every setting and its reason and memory.")
     ] = False,
-    as_json: Annotated[bool, json_option("Print the plan as JSON.")] = False,
+    as_json: Annotated[bool, options.json_option("Print the plan as JSON.")] = False,
 ) -> None:
     """Show what a run would do: settings, memory, time, and why."""
     from expert.manifest.reader import read_manifest
     from expert.planning.machine.machine import describe_machine
     from expert.run.open import plan as plan_job
 
-    chosen = one_manifest(file, manifest)
+    chosen = options.one_manifest(file, manifest)
     if chosen is None:
         raise typer.BadParameter("give a manifest: expert plan FILE")
     read = read_manifest(chosen, overrides=overrides or (), strict=strict)
@@ -117,17 +108,19 @@ def ranks_and_machines(gpus: str | None, nodes: int | None, *, cards_here: int) 
     """Number of ranks on all machines, and of machines."""
     count, machines = 1, 1 if nodes is None else nodes
     if gpus == "all" and not cards_here:
-        raise UsageError("--gpus all: there is no GPU here  (give a number, and a card with --gpu)")
+        raise ExpertError(
+            "--gpus all: there is no GPU here  (give a number, and a card with --gpu)"
+        )
     if gpus == "all":
         count = cards_here
     elif gpus is not None:
         if not gpus.strip().isdecimal() or not int(gpus):
-            raise UsageError(f"--gpus {gpus}: expected all or a number of GPUs")
+            raise ExpertError(f"--gpus {gpus}: expected all or a number of GPUs")
         count = int(gpus)
     if gpus is None and nodes is not None:
-        raise UsageError(f"--nodes {nodes}: how many GPUs has each machine?  (add --gpus)")
+        raise ExpertError(f"--nodes {nodes}: how many GPUs has each machine?  (add --gpus)")
     if machines < 1:
-        raise UsageError(f"--nodes {nodes}: a run needs at least one machine")
+        raise ExpertError(f"--nodes {nodes}: a run needs at least one machine")
     return count * machines, machines
 
 

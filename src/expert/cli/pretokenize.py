@@ -32,6 +32,10 @@ def pretokenize(
     overrides: options.Overrides = None,
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
+    from expert.data.records import DataNotFound
+    from expert.data.splits import NothingToPrepare
+    from expert.jobs.datasets.find import manifests_below
+    from expert.manifest.text.document import is_other_tools_file
     from expert.run.open import prepare
 
     chosen = options.one_manifest(file, manifest)
@@ -44,24 +48,11 @@ def pretokenize(
             done = prepare(chosen, model=model, overrides=changes, tell=tell)
         show_prepared(done, console)
         return
-    _prepare_all(everything or Path(), model, changes, console)
-
-
-def _prepare_all(
-    folder: Path, model: str | None, changes: tuple[str, ...], console: Console
-) -> None:
-    """Prepare every manifest below a folder. One is skipped if there is nothing to prepare on this
-    machine; failures are listed on standard error."""
-    from expert.data.records import DataNotFound
-    from expert.data.splits import NothingToPrepare
-    from expert.jobs.datasets.find import manifests_below
-    from expert.manifest.text.document import is_other_tools_file
-    from expert.run.open import prepare
-
+    # Of many, one is skipped if there is nothing to prepare on this machine.
     prepared: list[Path] = []
     skipped: dict[Path, str] = {}
     failed: dict[Path, str] = {}
-    for each in manifests_below(folder):
+    for each in manifests_below(everything or Path()):
         show(console, f"\n{each}", "bold")
         if is_other_tools_file(each):
             skipped[each] = "it names neither a model nor rows to train on"

@@ -81,9 +81,10 @@ Manifests = Annotated[
 ]
 Gpus = Annotated[
     str | None,
-    options.gpus_option(
-        "Train on several GPUs of this machine: all, a number of them, or these. With "
-        "--device cpu: that many processes. With --each-gpu: where runs may go."
+    typer.Option(
+        metavar="all|N|0,2",
+        help="Train on several GPUs of this machine: all, a number of them, or these. With "
+        "--device cpu: that many processes. With --each-gpu: where runs may go.",
     ),
 ]
 MaxRestarts = Annotated[
@@ -130,6 +131,7 @@ def train(
     from expert.jobs.train import join
     from expert.parallel.launch import redirect_output, stop_with_parent, world_from_environment
     from expert.run.open import check_base
+    from expert.run.stored.locate import newest_resumable
 
     stop_with_parent()
     world = world_from_environment()
@@ -143,7 +145,7 @@ def train(
     if max_restarts and (gpus is None or each_gpu):
         problems.append("--max-restarts needs --gpus  (torchrun has its own --max-restarts)")
     if problems:
-        raise options.UsageError("\n".join(problems))
+        raise ExpertError("\n".join(problems))
     if each_gpu:
         where = device.value if device is not None else "auto"
         _train_each(context, files or [], gpus, device=where, as_json=as_json)
@@ -154,8 +156,13 @@ def train(
     manifest = options.one_manifest(files[0] if files else None, manifest)
     read = options.read_requested_manifest(manifest, dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
-        raise options.UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
-    resume = _run_to_resume(read, resume)
+        raise ExpertError("--vram limits GPU memory, but device is cpu  (leave one out)")
+    if resume == "if-any":
+        resume = newest_resumable(read)
+    if resume not in (None, "auto") and not Path(resume or "").is_dir():
+        what = "not a folder" if Path(resume or "").exists() else "folder not found"
+        fix = "give a run folder such as those in runs/; put the manifest before --resume"
+        raise ExpertError(f"--resume {resume}: {what}  ({fix})")
     console = make_console(error=as_json, needed=False)
     if gpus is not None:
         _start_ranks(read, gpus, max_restarts)
@@ -183,22 +190,10 @@ def train(
             result = join(
                 read, group, begin=lambda run: redirect_output(run, group.world), **allowed
             )
-        group.exit_barrier()
+        group.run_on_rank_0(lambda: None)  # it may still write, and the launcher ends all with one
+        group.barrier()
     if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
-
-
-def _run_to_resume(read: ReadManifest, resume: str | None) -> str | None:
-    """What to resume: "auto", a folder, or None if there is nothing for `if-any`."""
-    from expert.run.stored.locate import newest_resumable
-
-    if resume == "if-any":
-        resume = newest_resumable(read)
-    if resume not in (None, "auto") and not Path(resume or "").is_dir():
-        what = "not a folder" if Path(resume or "").exists() else "folder not found"
-        fix = "give a run folder such as those in runs/; put the manifest before --resume"
-        raise options.UsageError(f"--resume {resume}: {what}  ({fix})")
-    return resume
 
 
 def _dry_run(

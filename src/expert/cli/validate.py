@@ -23,7 +23,7 @@ from expert.cli.show.display import (
     write_json,
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES
-from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED
+from expert.core.errors import EXIT_GATE_FAILED, EXIT_GATE_UNDECIDED, ExpertError
 from expert.core.text import counted, loss, visible
 from expert.judging.domain import JUDGES
 
@@ -124,7 +124,7 @@ def validate(
     from expert.parallel.launch import world_from_environment
 
     if world_from_environment().size > 1:  # each process would do all the work
-        raise options.UsageError(
+        raise ExpertError(
             "torchrun has started expert validate several times  (start it once: it uses one card)"
         )
     run = options.chosen_run(run, expert, prefer="finished")
@@ -184,7 +184,18 @@ def _show_validation(done: Validation, console: Console) -> None:
     """The table, examples, whether the gate passes, and what to do if it fails."""
     show_sheet(score_sheet(done), console)
     if done.checkpoints and (best := done.best) is not None:
-        show_sheet(_checkpoint_sheet(done), console)
+        rows = [
+            (
+                f"{each.name}{' ← best' if each is best else ''}",
+                loss(each.rows.loss),
+                _percent(each.score.accuracy),
+                _interval(each.score.interval),
+                f"{each.score.passed} of {each.score.judged}",
+            )
+            for each in done.checkpoints
+        ]
+        columns = ("checkpoint", "loss", "accuracy", "95 % interval", "correct")
+        show_sheet(Sheet(columns, [rows]), console)
         by = "correct answers" if best.score.cases else "loss"
         by = "score" if best.scores.mean is not None else by
         show(console, f"best by {by}: {best.name}", "bold")
@@ -242,20 +253,6 @@ def score_sheet(done: Validation) -> Sheet:
         words = f"no answers, {counted(done.result.rows.targets, 'token')}"
     title = f"{done.expert} on {done.model}: {words} ({done.test_set})"
     return Sheet(("", *facts), [rows, tasks], title=title)
-
-
-def _checkpoint_sheet(done: Validation) -> Sheet:
-    rows = [
-        (
-            f"{each.name}{' ← best' if each is done.best else ''}",
-            loss(each.rows.loss),
-            _percent(each.score.accuracy),
-            _interval(each.score.interval),
-            f"{each.score.passed} of {each.score.judged}",
-        )
-        for each in done.checkpoints
-    ]
-    return Sheet(("checkpoint", "loss", "accuracy", "95 % interval", "correct"), [rows])
 
 
 def gate_lines(done: Validation) -> list[Line]:

@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -153,21 +153,18 @@ def plain(value: Any, secrets: Sequence[str] = ()) -> Any:
     return redacted(str(value), secrets)
 
 
-class StoredEvents(Iterator[Event]):
+class StoredEvents(Iterable[Event]):
     """The events of a file, oldest first; none if there is no file. Invalid lines are skipped and
     counted in `damaged`; an incomplete last line is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.damaged = 0
-        self._lines = self._read(path)
+        self._path = path
 
-    def __next__(self) -> Event:
-        return next(self._lines)
-
-    def _read(self, path: Path) -> Iterator[Event]:
-        if not path.is_file():
+    def __iter__(self) -> Iterator[Event]:
+        if not self._path.is_file():
             return
-        with _opened(path) as stream:
+        with _opened(self._path) as stream:
             for line, _ in _lines(stream):
                 event = parse_event(line)
                 if event is not None:

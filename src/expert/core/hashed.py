@@ -45,18 +45,17 @@ def file_integrity(path: Path) -> State:
         return "damaged"
 
 
-def keep_hash(path: Path, sha256: str) -> None:
-    """Store the hash of the content about to become `path`."""
-    hashes = [sha256]
-    if file_integrity(path) in ("sound", "unknown"):
-        hashes.append(sha256_of(path))  # valid until it is replaced
-    lines = [f"{value}  {path.name}\n" for value in dict.fromkeys(hashes)]
-    write_text_atomically(hash_file(path), "".join(lines))
-
-
 def writing_hashed(path: Path) -> AbstractContextManager[IO[bytes]]:
     """A stream that becomes `path` on exit, after its hash."""
-    return replacing(path, before_rename=lambda temporary: keep_hash(path, sha256_of(temporary)))
+
+    def keep_hash(temporary: Path) -> None:
+        hashes = [sha256_of(temporary)]
+        if file_integrity(path) in ("sound", "unknown"):
+            hashes.append(sha256_of(path))  # valid until it is replaced
+        lines = [f"{value}  {path.name}\n" for value in dict.fromkeys(hashes)]
+        write_text_atomically(hash_file(path), "".join(lines))
+
+    return replacing(path, before_rename=keep_hash)
 
 
 def write_hashed(path: Path, text: str) -> None:
@@ -85,13 +84,6 @@ def put_copy_aside(path: Path) -> Path:
     with contextlib.suppress(OSError):  # an unwritable folder: nothing will be replaced either
         shutil.copyfile(path, aside, follow_symlinks=False)
     return aside
-
-
-def set_damaged_aside(path: Path, made: str) -> str:
-    """Set a damaged file aside and return the message; `made` is what is redone."""
-    aside = put_copy_aside(path).name
-    words = f"changed after it was written: {made} again, and the damaged one set aside as"
-    return f"{path}: {words} {aside}"
 
 
 def free_name(path: Path) -> Path:

@@ -128,15 +128,15 @@ def listed_hash(folder: Path, name: str) -> str:
         return ""
 
 
-def fingerprint(folder: Path, ending: str) -> str:
-    """One sha256 for the files of a published folder with that ending, computed from DONE without
-    reading them. "" if the folder is not published or has no such file."""
+def weights_hash(state: Path) -> str:
+    """One sha256 for the weights of `final` or of a checkpoint, computed from DONE without reading
+    them. "" if the folder is not published or has no weights."""
     try:
-        listed = _listing(folder)
+        listed = _listing(state)
     except (OSError, PublishError):
         return ""
-    hashes = {name: entry["sha256"] for name, entry in listed.items() if name.endswith(ending)}
-    return _of_all(hashes) if hashes else ""
+    weights = {name: one["sha256"] for name, one in listed.items() if name.endswith(".safetensors")}
+    return _of_all(weights) if weights else ""
 
 
 def content_hash(folder: Path, names: Collection[str]) -> str:

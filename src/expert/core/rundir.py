@@ -19,7 +19,7 @@ from expert.core.events import check_event_file_size, plain
 from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
 from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
-from expert.core.publish import fingerprint, is_alive
+from expert.core.publish import weights_hash
 from expert.core.resources import disk_full_error, disk_full_message
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object
@@ -45,11 +45,6 @@ class Holder:
     @property
     def name(self) -> str:
         return f"process {self.pid} on {self.host}"
-
-    @property
-    def may_live(self) -> bool:
-        """False if it is known to be gone: a process of this machine that no longer exists."""
-        return self.host != socket.gethostname() or is_alive(self.pid)
 
 
 @dataclass(frozen=True)
@@ -333,11 +328,6 @@ def process_of(pid: int) -> str:
 
 
 # --- verdicts ------------------------------------------------------------------------------------
-
-
-def weights_hash(state: Path) -> str:
-    """One sha256 for the weights of `final` or of a checkpoint; "" if there are none."""
-    return fingerprint(state, ".safetensors")
 
 
 def outdated(found: Mapping[str, Any], folder: RunFolder) -> str:

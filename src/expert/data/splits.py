@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
-from expert.core.hashed import file_integrity, set_damaged_aside
+from expert.core.hashed import file_integrity, put_copy_aside
 from expert.core.resources import reporting_disk_full
 from expert.core.rundir import waiting_lock
 from expert.core.text import counted
@@ -199,7 +199,10 @@ def pack_split(
             index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
             if pipeline.writes:
                 if state == "damaged":
-                    pipeline.damaged.append(set_damaged_aside(file, "packed"))
+                    what = (
+                        "changed after it was written: packed again, and the damaged one set aside"
+                    )
+                    pipeline.damaged.append(f"{file}: {what} as {put_copy_aside(file).name}")
                 index.save(file)
     index = index or PackIndex.open(file)
     split = PreparedSplit(name, tokens, index, file, hit, len(documents))

@@ -87,14 +87,10 @@ class Upgraded:
     notices: tuple[Notice, ...]
 
 
-class WouldOverwrite(ExpertError):
-    """A file that would be overwritten."""
-
-
 def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = False) -> Upgraded:
     """Write the 2.0 manifest next to the old one, to `output`, or in place with a backup."""
     if in_place and output:
-        raise WouldOverwrite("--in-place and --output: choose one")
+        raise ExpertError("--in-place and --output: choose one")
     text, notices = upgrade(read_document(path))
     target = path if in_place else output or path.with_name(f"{path.stem}-2.0{path.suffix}")
     backup = None
@@ -110,4 +106,4 @@ def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = Fal
 
 def _refuse_overwriting(path: Path, fix: str) -> None:
     if os.path.lexists(path):  # also a dangling link
-        raise WouldOverwrite(f"{path} exists  ({fix})")
+        raise ExpertError(f"{path} exists  ({fix})")

@@ -26,10 +26,6 @@ ROWS_FOLDER = Path("runs/rows")
 """Below the working directory: rows given from memory, each set of rows once."""
 
 
-class CannotTrain(ExpertError):
-    """Rows or keywords that `expert.train` cannot use."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainedExpert(RunResult):
     """A run that ended, and its expert; the model is loaded on first use and kept."""
@@ -95,7 +91,7 @@ def train(
         overrides = (*given, *overrides)
     elif isinstance(what, ReadManifest):
         if settings:
-            raise CannotTrain(
+            raise ExpertError(
                 f"{', '.join(settings)}: the manifest is already read  (give its file)"
             )
     else:
@@ -122,7 +118,7 @@ def _manifest_of(
     from expert.manifest.text.document import parse_document
 
     if model is None:
-        raise CannotTrain('model: which base model is trained?  (such as model="Qwen/Qwen3-0.6B")')
+        raise ExpertError('model: which base model is trained?  (such as model="Qwen/Qwen3-0.6B")')
     text = _lines(rows)
     file = ROWS_FOLDER / f"{sha256(text.encode()).hexdigest()[:16]}.jsonl"
     if not file.is_file():
@@ -144,7 +140,7 @@ def _lines(rows: Any) -> str:
     if isinstance(rows, Mapping) or not isinstance(rows, Iterable):
         splits = f", such as rows[{next(iter(rows))!r}]" if isinstance(rows, Mapping) else ""
         kind = type(rows).__name__
-        raise CannotTrain(f"rows: got {kind}, expected a list of dicts or a table{splits}")
+        raise ExpertError(f"rows: got {kind}, expected a list of dicts or a table{splits}")
     return "".join(f"{_json(row)}\n" for row in rows)
 
 

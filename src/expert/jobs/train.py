@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
-    from expert.run.open import Opened, Resumed
+    from expert.run.open import Opened
     from expert.run.session.result import RunResult
     from expert.run.session.session import Callbacks, Evaluating
 
@@ -59,7 +59,9 @@ def train(
         )
     resumed = opened.resumed
     if resumed is not None and not allow_changed:
-        over = _finished_result(opened, resumed)
+        from expert.run.session.finish import already_finished
+
+        over = already_finished(opened, resumed)
         if over is not None:
             group.run_on_rank_0(lambda: None)
             return over
@@ -72,7 +74,8 @@ def train(
     try:
         with folder.locked():
             begin(folder.path)
-            group.run_on_rank_0(lambda: RunAnnouncement(opened.plan, folder.path, checkpoint))
+            # The plan, the run, and the checkpoint to resume from.
+            group.run_on_rank_0(lambda: (opened.plan, folder.path, checkpoint))
             return _run(
                 opened,
                 folder,
@@ -86,16 +89,6 @@ def train(
     except BaseException:
         folder.remove_if_unused()  # nothing was written to it: its run never started
         raise
-
-
-@dataclass(frozen=True)
-class RunAnnouncement:
-    """What the first rank sends to the others before a run starts."""
-
-    plan: RunPlan
-    run: Path
-    checkpoint: Path | None
-    """To resume from."""
 
 
 def join(
@@ -115,18 +108,19 @@ def join(
 
     read = as_read(manifest, overrides)
 
-    def not_first() -> RunAnnouncement | None:
+    def not_first() -> tuple[RunPlan, Path, Path | None] | None:
         raise AssertionError("the first rank announces a run, the others join it")
 
     announced = group.run_on_rank_0(not_first)
     if announced is None:
         return None
-    begin(announced.run)
-    opened = open_planned(announced.plan, read, describe_machine(read.folder))
+    plan, run, checkpoint = announced
+    begin(run)
+    opened = open_planned(plan, read, describe_machine(read.folder))
     return _run(
         opened,
-        RunFolder(announced.run),
-        announced.checkpoint,
+        RunFolder(run),
+        checkpoint,
         group,
         allow_changed=allow_changed,
         allow_remote_code=allow_remote_code,
@@ -168,17 +162,3 @@ def _run(
             resume(session, checkpoint, allow_changed=allow_changed)
         result = run_session(session)
         return replace(result, warnings=opened.warnings)
-
-
-def _finished_result(opened: Opened, resumed: Resumed) -> RunResult | None:
-    """The result of a resumed run that has nothing left to do; None if it has."""
-    from expert.run.session.finish import already_finished
-    from expert.run.stored.changes import finished_before
-
-    folder = resumed.folder
-    if resumed.checkpoint != folder.checkpoints:
-        return None
-    end = finished_before(folder, opened.read.manifest, opened.data)
-    if end is None:
-        return None
-    return replace(already_finished(folder, end, opened.data), warnings=opened.warnings)

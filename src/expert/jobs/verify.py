@@ -23,10 +23,6 @@ _RUN_FILES = re.compile(r"(plan|manifest|environment|validation|vocabulary)\.jso
 _MADE_AGAIN = "the next run puts it aside and makes it again"
 
 
-class NothingToVerify(ExpertError):
-    """A folder without anything that has a hash."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class VerifiedPlace:
     """A published folder or a single file, and what is wrong with it."""
@@ -53,10 +49,10 @@ def verify(folder: Path) -> Verified:
     experts, prepared caches. Nothing is changed."""
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "there is no such folder"
-        raise NothingToVerify(f"{folder}: {what}  (name a run, a checkpoint, an export or a cache)")
+        raise ExpertError(f"{folder}: {what}  (name a run, a checkpoint, an export or a cache)")
     checked = tuple(_below(folder))
     if not checked:
-        raise NothingToVerify(
+        raise ExpertError(
             f"{folder}: nothing in it has a hash: no {DONE}, no file of a run or of a cache  (name "
             "a run, a checkpoint, final/, an exported folder or a prepared cache)"
         )

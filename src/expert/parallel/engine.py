@@ -60,7 +60,9 @@ class Engine:
         self._graphs: CapturedPasses | None = None
         self._replayed: Captured | None = None  # the graphs of the last forward, if it was a replay
         if capture is not None:
-            self._graphs = CapturedPasses(self, capture, warm_up_each_shape=warm_up_each_shape)
+            self._graphs = CapturedPasses(
+                self.compute, learner, capture, warm_up_each_shape=warm_up_each_shape
+            )
 
     def total(self, *counts: int) -> tuple[int, ...]:
         """Sum host numbers over all ranks: what losses are divided by."""
@@ -93,15 +95,6 @@ class Engine:
         with self._precision():
             return loss_sum(self._model, batch)
 
-    def backpropagate(self, loss: Tensor) -> None:
-        """Set the gradients of the computing parameters; what a graph is captured from."""
-        self._learner.backpropagate(loss)
-
-    def computing(self) -> list[Tensor]:
-        """The parameters that get gradients."""
-        found: list[Tensor] = self._learner.computing()
-        return found
-
     def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
         """Sum the gradients of all ranks, clip them, step with them and clear them."""
         with self._phase("optimizer"):
@@ -123,8 +116,7 @@ class Engine:
     def tensors(self, *, everywhere: bool = False) -> dict[str, dict[str, Tensor]]:
         """Everything that changes in training, by group and name; whole on rank 0, and on all ranks
         if `everywhere`."""
-        found: dict[str, dict[str, Tensor]] = self._learner.tensors()
-        return found
+        return self.own_tensors()
 
     def own_tensors(self) -> dict[str, dict[str, Tensor]]:
         """The same, as far as it is on this rank."""

@@ -170,10 +170,14 @@ class Captured:
 class CapturedPasses:
     """The captured passes of every batch shape so far."""
 
-    def __init__(self, engine: Any, capture: Capture, *, warm_up_each_shape: bool = True) -> None:
-        """`warm_up_each_shape`: as compiled passes need it. Others warm up only once, since the
-        same kernels compute all shapes, and once more for a size that is not aligned."""
-        self._engine, self._capture, self._warm_each = engine, capture, warm_up_each_shape
+    def __init__(
+        self, compute: Any, learner: Any, capture: Capture, *, warm_up_each_shape: bool
+    ) -> None:
+        """`compute`: a forward pass. `warm_up_each_shape`: as compiled passes need it. Others warm
+        up only once, since the same kernels compute all shapes, and once more for a size that is
+        not aligned."""
+        self._compute, self._learner = compute, learner
+        self._capture, self._warm_each = capture, warm_up_each_shape
         self._met: dict[Hashable, int] = {}
         self._captured: dict[Hashable, list[Captured]] = {}
 
@@ -208,29 +212,36 @@ class CapturedPasses:
         return self._met[what]
 
     def _capture_passes(self, loss_sum: LossSum, batch: Any, targets: int) -> Captured:
-        engine = self._engine
-        fixed = _fixed(batch, targets)
+        learner = self._learner
+        # A batch of this shape at a fixed address.
+        tensors = {name: getattr(batch, name) for name in TENSORS}
+        fixed = SimpleNamespace(
+            **{name: None if one is None else one.clone() for name, one in tensors.items()},
+            longest=batch.longest,
+            whole_rows=batch.whole_rows,
+            targets=targets,
+        )
         divisor = torch.ones((), device=batch.tokens.device)
         losses: list[Tensor] = []  # the latest, with its autograd graph
         names: list[str] = []
 
         def forward() -> CapturedOutputs:
-            loss, metrics = engine.compute(loss_sum, fixed)
+            loss, metrics = self._compute(loss_sum, fixed)
             losses[:], names[:] = [loss], list(metrics)
             return [loss.detach(), *metrics.values()]
 
         def backward() -> CapturedOutputs:
             share = losses.pop() / divisor
-            engine.backpropagate(share)
-            return [share.detach(), *_take_gradients(engine.computing())]
+            learner.backpropagate(share)
+            return [share.detach(), *_take_gradients(learner.computing())]
 
         # The captured backward allocates its own gradients; those of the current step are restored.
-        before = _take_gradients(engine.computing())
+        before = _take_gradients(learner.computing())
         try:
             (loss, *metrics), replay_forward = captured(forward, self._capture)
             (share, *gradients), replay_backward = captured(backward, self._capture)
         finally:
-            for parameter, gradient in zip(engine.computing(), before, strict=True):
+            for parameter, gradient in zip(learner.computing(), before, strict=True):
                 parameter.grad = gradient
         assert loss is not None
         assert share is not None
@@ -267,13 +278,3 @@ def _targets(batch: Any) -> int:
     """The number of targets to capture: all of them are computed, some without a label."""
     steps: int = -(-max(1, batch.targets) // TARGET_MULTIPLE)
     return min(int(batch.target_places.shape[0]), steps * TARGET_MULTIPLE)
-
-
-def _fixed(batch: Any, targets: int) -> SimpleNamespace:
-    """A batch of this shape at a fixed address."""
-    tensors = {
-        name: None if (tensor := getattr(batch, name)) is None else tensor.clone()
-        for name in TENSORS
-    }
-    alike = {"longest": batch.longest, "whole_rows": batch.whole_rows}
-    return SimpleNamespace(**tensors, **alike, targets=targets)

@@ -186,12 +186,6 @@ class Group:
         self.barrier()
         return self._gathered(mine)
 
-    def exit_barrier(self) -> None:
-        """Wait until rank 0 has finished writing: the launcher ends all ranks when one has
-        ended."""
-        self.run_on_rank_0(lambda: None)
-        self.barrier()
-
     # --- ranks that end
 
     def explain_end(self, text: str) -> None:
@@ -203,7 +197,11 @@ class Group:
 
     def lost(self, error: BaseException) -> PeerFailed | None:
         """The error to report if `error` means that another rank is gone."""
-        if not self.is_distributed or not any(map(_is_peer_error, (error, error.__cause__))):
+        kinds = dist.DistBackendError | dist.DistNetworkError
+        if not self.is_distributed or not any(
+            isinstance(each, kinds) or any(words in str(each) for words in LOST)
+            for each in (error, error.__cause__)
+        ):
             return None
         why = "it has ended or does not answer any more"
         with contextlib.suppress(RuntimeError):  # the launcher is gone too
@@ -239,11 +237,6 @@ class Group:
         values: list[Any] = [None] * self.world.size
         dist.all_gather_object(values, mine, group=self._message_group)
         return values
-
-
-def _is_peer_error(error: BaseException | None) -> bool:
-    kinds = dist.DistBackendError | dist.DistNetworkError
-    return isinstance(error, kinds) or any(words in str(error) for words in LOST)
 
 
 def open_single_process_group(device: torch.device) -> None:

@@ -112,13 +112,6 @@ def shard(
         sharded.set_force_sum_reduction_for_comms(True)
 
 
-def move_unsharded(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """Move what is not sharded to the device; what is offloaded stays."""
-    for tensor in tensors:
-        if not isinstance(tensor, DTensor):
-            tensor.data = tensor.data.to(device)
-
-
 class LocalShards:
     """The parameters that this rank steps: its parts of sharded ones, and the others."""
 

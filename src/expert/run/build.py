@@ -228,9 +228,11 @@ def _spread(
     loaded: LoadedModel, plan: RunPlan, world: World, device: torch.device
 ) -> tuple[LoadedModel, LocalShards]:
     """Shard the model over the ranks; returns it with the shards that this rank trains."""
+    from torch.distributed.tensor import DTensor
+
     from expert.model.load import DTYPES
     from expert.parallel.group import open_single_process_group
-    from expert.parallel.sharded import LocalShards, move_unsharded, shard, sharding_for
+    from expert.parallel.sharded import LocalShards, shard, sharding_for
 
     open_single_process_group(device)
     sharding = sharding_for(world, device, holders=plan.parallel.shard_ranks)
@@ -243,7 +245,9 @@ def _spread(
     )
     loaded = loaded.spread(over_ranks, device)
     prompts = (parameter for _, parameter in loaded.trainable)  # they are outside the module
-    move_unsharded((*loaded.module.parameters(), *loaded.module.buffers(), *prompts), device)
+    for tensor in (*loaded.module.parameters(), *loaded.module.buffers(), *prompts):
+        if not isinstance(tensor, DTensor):  # what is offloaded stays
+            tensor.data = tensor.data.to(device)
     return loaded, LocalShards(loaded.trainable, sharding)
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.data.count import Counts
     from expert.data.feed.run_data import RunData
-    from expert.data.feed.streaming import Stream
     from expert.data.named_sources import NamedSources
     from expert.data.pipeline import DataPipeline, Tell
     from expert.data.prepared import PreparedData
@@ -91,13 +90,6 @@ class Opened:
             asked["plain_text"] = None
         asked["on_command_line"] = read.keys_on_command_line
         return make_plan(read.manifest, self.target, folder=read.folder, survey=survey, **asked)
-
-    def restream(self, plan: RunPlan) -> Stream:
-        """Reopen the stream with the workers of another plan."""
-        from expert.data.splits import stream_of
-
-        assert self.line is not None
-        return stream_of(replace(self.line, plan=plan))
 
 
 def open_run(

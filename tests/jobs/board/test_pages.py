@@ -14,15 +14,14 @@ import pytest
 from expert.core.errors import ExpertError
 from expert.core.links import LinkRefused
 from expert.insight.page.comparison import comparison_section
-from expert.jobs.board import live
 from expert.jobs.board import summaries as reading
+from expert.jobs.board import views
 from expert.jobs.board.app import warning_about
 from expert.jobs.board.folders import MAX_TAGS, NOTES_FILE, BoardFolders, Notes, read_notes
-from expert.jobs.board.live import Hub, View
 from expert.jobs.board.render import part
 from expert.jobs.board.routes import make_board
 from expert.jobs.board.summaries import EventReader
-from expert.jobs.board.views import RunView
+from expert.jobs.board.views import Hub, RunView, View
 from expert.jobs.diagnose.diagnose import diagnose_run
 from tests.each import each
 from tests.insight.pages import (
@@ -216,7 +215,7 @@ class Counted(View):
 
 
 def test_two_tabs_get_what_changed_and_a_new_server_sends_everything(monkeypatch):
-    monkeypatch.setattr(live, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(views, "TICK_SECONDS", 0.0)
 
     async def both() -> None:
         hub = Hub()
@@ -228,7 +227,7 @@ def test_two_tabs_get_what_changed_and_a_new_server_sends_everything(monkeypatch
         assert await hub.view("x", Counted) is view  # one view, however many tabs
         for _ in range(2):
             assert view.changes_since(before)["parts"] == {"a": "<p>2</p>"}
-        monkeypatch.setattr(live, "KEPT_SECONDS", -1.0)
+        monkeypatch.setattr(views, "KEPT_SECONDS", -1.0)
         assert await hub.view("x", Counted) is not view  # nobody asked for it any more
 
     asyncio.run(asyncio.wait_for(both(), 20))

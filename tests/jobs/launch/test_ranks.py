@@ -13,10 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
-from expert.core.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED, EXIT_USAGE
+from expert.core.errors import (
+    EXIT_NO_SPACE,
+    EXIT_OK,
+    EXIT_RUN_FAILED,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+    ExpertError,
+)
 from expert.jobs.launch import ranks
 from expert.jobs.launch.cards import Cards, choose_cards
-from expert.jobs.launch.cluster import LaunchError, job_file
+from expert.jobs.launch.cluster import job_file
 from expert.jobs.launch.each_gpu import train_each
 from expert.jobs.launch.ranks import (
     COMMAND_VARIABLE,
@@ -373,7 +380,7 @@ def test_skypilot_keeps_what_it_saves_in_the_bucket(tmp_path):
 def test_what_is_missing_or_does_not_belong_there_is_refused_all_at_once(
     tmp_path, on, asked, problems
 ):
-    with pytest.raises(LaunchError) as refused:
+    with pytest.raises(ExpertError) as refused:
         job(tmp_path, on, **asked)
     assert refused.value.exit_code == EXIT_USAGE
     assert len(str(refused.value).splitlines()) == problems + 1

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.new.new_expert import STARTERS, CannotCreate, new_expert
+from expert.core.errors import ExpertError
+from expert.jobs.new.new_expert import STARTERS, new_expert
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan
 from tests.each import each
@@ -64,7 +65,7 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
     assert not (made.folder / "datasets").exists()
     assert "owner/names" in (made.folder / "README.md").read_text(encoding="utf-8")
     with pytest.raises(
-        CannotCreate, match="/nowhere/rows.jsonl: there is no such file".partition(": ")[2]
+        ExpertError, match="/nowhere/rows.jsonl: there is no such file".partition(": ")[2]
     ):
         new_expert("other", data=Path("owner/names.jsonl"), into=tmp_path)
 
@@ -108,7 +109,7 @@ def test_nothing_is_replaced(tmp_path):
     own = read_manifest(tmp_path / "mine" / "manifest.json").manifest
     assert own.capabilities == ["language:en"]  # that of the rows it begins with
     before = (tmp_path / "mine" / "manifest.json").read_bytes()
-    with pytest.raises(CannotCreate, match=r"mine: already exists  \(choose another name"):
+    with pytest.raises(ExpertError, match=r"mine: already exists  \(choose another name"):
         new_expert("mine", template="sql", into=tmp_path)
     assert (tmp_path / "mine" / "manifest.json").read_bytes() == before
 
@@ -148,7 +149,7 @@ def test_a_folder_that_cannot_be_finished_leaves_nothing_behind(exists, tmp_path
     ],
 )
 def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments, words, tmp_path):
-    with pytest.raises(CannotCreate, match=words):
+    with pytest.raises(ExpertError, match=words):
         new_expert(**arguments, into=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -187,7 +188,7 @@ def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments,
 )
 def test_a_file_without_usable_rows_is_refused_with_its_own_fix(name, content, words, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CannotCreate, match=words) as caught:
+    with pytest.raises(ExpertError, match=words) as caught:
         new_expert("mine", data=tmp_path / name, into=tmp_path)
     assert "--map" not in str(caught.value)
     assert not (tmp_path / "mine").exists()
@@ -195,7 +196,7 @@ def test_a_file_without_usable_rows_is_refused_with_its_own_fix(name, content, w
 
 def test_missing_columns_are_reported_with_the_existing_ones(tmp_path):
     rows = write_rows(tmp_path / "r.jsonl", [{"customer said": "hi", "we answered": "ho"}])
-    with pytest.raises(CannotCreate) as caught:
+    with pytest.raises(ExpertError) as caught:
         new_expert(
             "mine", data=rows, into=tmp_path, mapping=["instruction=custmer said", "response=x"]
         )
@@ -212,7 +213,7 @@ def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
     rows = Dataset.from_list([{"question": "a", "answer": "b"}])
     DatasetDict({"train_sft": rows, "test_sft": rows}).save_to_disk(str(saved))
     with pytest.raises(
-        CannotCreate,
+        ExpertError,
         match=re.escape("its splits: train_sft, test_sft  (give the folder of one to --from)"),
     ):
         new_expert("mine", data=saved, into=tmp_path)
@@ -296,9 +297,9 @@ def test_a_manifest_of_tiny_on_another_base_is_warned_of(tmp_path):
 
 
 def test_a_base_model_that_nobody_knows_or_that_needs_no_manifest_is_refused(tmp_path):
-    with pytest.raises(CannotCreate, match=r"--model qwen3-0.7b: is not on this machine.*did you"):
+    with pytest.raises(ExpertError, match=r"--model qwen3-0.7b: is not on this machine.*did you"):
         new_expert("mine", into=tmp_path, model="qwen3-0.7b")
-    with pytest.raises(CannotCreate, match=r"--model char-gpt: needs no manifest  \(expert train"):
+    with pytest.raises(ExpertError, match=r"--model char-gpt: needs no manifest  \(expert train"):
         new_expert("mine", into=tmp_path, model="char-gpt")
     assert not list(tmp_path.iterdir())
 
@@ -342,7 +343,7 @@ def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
 def test_rows_that_are_mostly_cut_or_unusable_make_no_expert(tmp_path):
     long = [{"instruction": "word " * 10_000, "output": "a"} for _ in range(3)]
     file = write_rows(tmp_path / "long.jsonl", long)
-    with pytest.raises(CannotCreate, match=r"sees 1,024 tokens  \(divide the rows, or .* --model"):
+    with pytest.raises(ExpertError, match=r"sees 1,024 tokens  \(divide the rows, or .* --model"):
         new_expert("mine", data=file, into=tmp_path)
     # Longer than is usual, rather than cutting most of them.
     wide = new_expert("wide", data=file, into=tmp_path, model="Qwen/Qwen3-0.6B")
@@ -352,12 +353,12 @@ def test_rows_that_are_mostly_cut_or_unusable_make_no_expert(tmp_path):
     said = (
         r"--from .*empty.jsonl: 40 of the first 50 rows cannot be used: .*:2: column 'completion'"
     )
-    with pytest.raises(CannotCreate, match=said):
+    with pytest.raises(ExpertError, match=said):
         new_expert("mine", data=file, into=tmp_path)
     # Rows behind the first ones.
     file = write_rows(tmp_path / "later.jsonl", [rows[0]] * 60 + [rows[1]] * 300)
     said = r"later.jsonl: only 60 of 360 rows can be trained on: .*later.jsonl:61: column"
-    with pytest.raises(CannotCreate, match=said) as caught:
+    with pytest.raises(ExpertError, match=said) as caught:
         new_expert("mine", data=file, into=tmp_path)
     assert str(tmp_path / "mine") not in str(caught.value)
     assert not (tmp_path / "mine").exists()
@@ -369,14 +370,14 @@ def test_rows_in_another_encoding_are_read_as_it_is_named(tmp_path):
     lines = "".join(f"frage {n},grün\n" for n in range(20))
     (tmp_path / "rows.csv").write_bytes(f"question,answer\n{lines}".encode("cp1252"))
     said = r"rows.csv: it is not UTF-8, probably cp1252  \(--encoding cp1252\)$"
-    with pytest.raises(CannotCreate, match=said):
+    with pytest.raises(ExpertError, match=said):
         new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path)
     made = new_expert("mine", data=tmp_path / "rows.csv", into=tmp_path, encoding="cp1252")
     assert made.warnings == []
     assert read_manifest(made.manifest).manifest.training.dataset.encoding == "cp1252"
     assert check_dataset(made.manifest).problems == []
     assert plan(made.manifest).length.rows == 18
-    with pytest.raises(CannotCreate, match="and --encoding are about rows"):
+    with pytest.raises(ExpertError, match="and --encoding are about rows"):
         new_expert("other", into=tmp_path, encoding="cp1252")
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from expert.answer import engine as answer_engine
 from expert.answer import steps as answer_steps
+from expert.core.errors import ExpertError
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.sandbox import SandboxedTemplate
 from expert.jobs.serve import listen
 from expert.jobs.serve.app import Limits
-from expert.jobs.serve.listen import CannotServe
 from expert.jobs.serve.serve import MIN_TOKEN_LENGTH, TOKEN, _token, log_line
 from tests.data.template.chat_templates import CHATML
 from tests.each import each
@@ -308,5 +308,5 @@ def test_other_machines_always_need_a_token():
     long = "x" * MIN_TOKEN_LENGTH
     assert _token(long, "0.0.0.0") == _token(long, "127.0.0.1") == (long, "")
     for given in ("short", "with a blank in the middle", "ünïcödé-of-some-length"):
-        with pytest.raises(CannotServe, match=TOKEN):
+        with pytest.raises(ExpertError, match=TOKEN):
             _token(given, "0.0.0.0")

@@ -15,7 +15,6 @@ from expert.core.errors import Damaged, ExpertError
 from expert.core.publish import publishing
 from expert.jobs.export.export import export
 from expert.jobs.sample.sample import sample
-from expert.jobs.serve.listen import CannotServe
 from expert.jobs.serve.models import load_models
 from tests.core.test_publish import in_hub_cache
 from tests.each import each
@@ -328,11 +327,11 @@ def test_a_full_queue_is_a_rate_limit_with_a_time_to_wait(here, monkeypatch):
 
 
 def test_the_character_model_is_refused_before_it_is_loaded():
-    with pytest.raises(CannotServe, match="the character model has no conversations to answer"):
+    with pytest.raises(ExpertError, match="the character model has no conversations to answer"):
         load_models([str(finished_characters())])
-    with pytest.raises(CannotServe, match="two experts would be called demo"):
+    with pytest.raises(ExpertError, match="two experts would be called demo"):
         load_models([str(finished("lora")), str(finished("dora"))])
-    with pytest.raises(CannotServe, match="cannot be the name of a model"):
+    with pytest.raises(ExpertError, match="cannot be the name of a model"):
         load_models([f"a b\x1b={finished('lora')}"])
 
 

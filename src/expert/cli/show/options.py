@@ -40,10 +40,6 @@ class Device(StrEnum):
     cpu = "cpu"
 
 
-class UsageError(ExpertError):
-    """Options that are missing or contradict each other."""
-
-
 def manifest_option(what: str) -> Any:
     """`--manifest FILE` with its purpose; a folder means the manifest in it."""
     text = f"{what}; a folder means the manifest in it."
@@ -52,10 +48,6 @@ def manifest_option(what: str) -> Any:
 
 def output_option(what: str) -> Any:
     return typer.Option("--output", "-o", help=what)
-
-
-def gpus_option(what: str) -> Any:
-    return typer.Option("--gpus", metavar="all|N|0,2", help=what)
 
 
 def hint_unused_gpus(console: Console, gpus: str | None, cards: int, device: str) -> None:
@@ -187,28 +179,44 @@ def flag_overrides(
 def read_requested_manifest(
     manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
 ) -> ReadManifest:
-    """The given manifest; without one, the character GPT's on the given text."""
+    """The given manifest; without one, the character GPT's on the given text, with the settings of
+    config.yaml in the working directory."""
     from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.reader import read_manifest
-    from expert.run.text_manifest import character_manifest
+    from expert.run.text_manifest import (
+        NotACharacterConfig,
+        character_manifest,
+        configured_manifest,
+    )
 
     if manifest is not None:
         return read_manifest(manifest, overrides=overrides)
     if dataset is None:
-        raise UsageError(
+        raise ExpertError(
             "nothing to train  (expert train --manifest FILE; or a text for the built-in "
             "character GPT: expert train --dataset shakespeare)"
         )
     if dataset not in CORPORA and Path(dataset).suffix != ".txt":
-        raise UsageError(
+        raise ExpertError(
             f"--dataset {dataset}: without a manifest the built-in character GPT is trained, on "
             f"{', '.join(CORPORA)} or a .txt file  (for other data give --manifest FILE)"
         )
     if dataset not in CORPORA and not Path(dataset).is_file():
-        raise UsageError(f"--dataset {dataset}: file not found  (check the path)")
+        raise ExpertError(f"--dataset {dataset}: file not found  (check the path)")
     if not Path(SETTINGS_FILE).is_file():
         return character_manifest(dataset, overrides)
-    return _with_settings_file(dataset, overrides)
+    console = make_console(error=True)
+    try:
+        read = configured_manifest(Path(SETTINGS_FILE), dataset, overrides)
+    except NotACharacterConfig as why:
+        show(console, f"{SETTINGS_FILE} is not used: {why}", "yellow")
+        return character_manifest(dataset, overrides)
+    show(console, f"using the settings in {SETTINGS_FILE}", "dim")
+    warnings = tuple(notice for notice in read.notices if notice.kind == "warning")
+    for notice in read.notices:
+        if notice not in warnings:  # those are shown with the plan
+            show(console, f"  {notice}", "dim")
+    return replace(read, notices=warnings)
 
 
 def settings_file() -> Path | None:
@@ -226,25 +234,3 @@ def settings_file() -> Path | None:
         return None
     show(make_console(error=True), f"using the settings in {SETTINGS_FILE}", "dim")
     return file
-
-
-def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
-    """With the settings of config.yaml in the working directory; reports whether it is used."""
-    from expert.run.text_manifest import (
-        NotACharacterConfig,
-        character_manifest,
-        configured_manifest,
-    )
-
-    console = make_console(error=True)
-    try:
-        read = configured_manifest(Path(SETTINGS_FILE), dataset, overrides)
-    except NotACharacterConfig as why:
-        show(console, f"{SETTINGS_FILE} is not used: {why}", "yellow")
-        return character_manifest(dataset, overrides)
-    show(console, f"using the settings in {SETTINGS_FILE}", "dim")
-    warnings = tuple(notice for notice in read.notices if notice.kind == "warning")
-    for notice in read.notices:
-        if notice not in warnings:  # those are shown with the plan
-            show(console, f"  {notice}", "dim")
-    return replace(read, notices=warnings)

@@ -44,6 +44,7 @@ from expert.insight.page.contents import ladder_page
 from expert.insight.page.render import page_html
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.parallel.launch import FOLLOWED
 from expert.planning.benchmark_settings import (
     BASELINE,
     COMPILE,
@@ -117,16 +118,6 @@ class MeasurementFailed(ExpertError):
     """A setting that cannot be measured; the message says why."""
 
 
-class CannotBenchmark(ExpertError):
-    """A benchmark that cannot start."""
-
-
-class NothingMeasured(ExpertError):
-    """A benchmark in which no setting could be measured."""
-
-    exit_code = EXIT_RUN_FAILED
-
-
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkRequest:
     read: Callable[[tuple[str, ...]], ReadManifest]
@@ -153,12 +144,10 @@ def benchmark(
     it with the written files."""
     if to is not None:  # refused before anything is measured
         if to.suffix != ".json":
-            raise CannotBenchmark(
-                f"--to {to}: name a .json file; .md and .html are written next to it"
-            )
+            raise ExpertError(f"--to {to}: name a .json file; .md and .html are written next to it")
         to.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(to.parent, os.W_OK):
-            raise CannotBenchmark(f"--to {to}: the folder cannot be written to  (name another one)")
+            raise ExpertError(f"--to {to}: the folder cannot be written to  (name another one)")
     bench = Benchmark(request, show, preparing)
     place = Path(tempfile.mkdtemp(prefix="expert-benchmark-")) if to else new_folder(request)
     has_measured = False
@@ -170,14 +159,18 @@ def benchmark(
             shutil.rmtree(place, ignore_errors=True)
     if not has_measured:
         failed = [result.because for result in bench.results if result.status == "failed"]
-        raise NothingMeasured(
-            f"no setting could be measured: {failed[-1] if failed else 'none applies'}"
-        )
+        why = failed[-1] if failed else "none applies"
+        nothing = ExpertError(f"no setting could be measured: {why}")
+        nothing.exit_code = EXIT_RUN_FAILED
+        raise nothing
     ladder = bench.ladder()
-    files = write_result(ladder, to or place / FILE)
+    file = to or place / FILE
+    page = file.with_suffix(".html")
+    write_text_atomically(file, ladder.as_text())
+    write_text_atomically(page, page_html(ladder_page(ladder)))
     if not request.only:
         bench.show_winner(ladder)
-    return ladder, files
+    return ladder, [file, page]
 
 
 class Benchmark:
@@ -190,7 +183,13 @@ class Benchmark:
         self.total_seconds = 60 * request.minutes
         thorough = request.minutes >= THOROUGH_FROM_MINUTES
         self.timed_seconds, self.max_loss_steps = THOROUGH if thorough else BRIEF
-        self.settings = chosen_settings(request.only)
+        names = [name.lower() for name in request.only]
+        known = {setting.name.lower(): setting for setting in SETTINGS}
+        for name, written in zip(names, request.only, strict=True):
+            if name not in (*known, BASELINE):
+                listed = ", ".join(setting.name for setting in SETTINGS)
+                raise ExpertError(f"--only {written}: no such setting  (settings: {listed})")
+        self.settings = [one for name, one in known.items() if name in (names or known)]
         first = request.read(())
         self.machine = describe_machine(first.folder)
         self.full_plan = self._plan(first)
@@ -366,7 +365,10 @@ class Benchmark:
         for override in (*self.overrides, *fixed):
             arguments += ["--set", override]
         log = self.place / "logs" / f"{folder.name}.txt"
-        env = environment_of(self.place / "home", plan)
+        # No benchmark of this machine affects its plan, and it ends with this process.
+        env = {"EXPERT_HOME": str(self.place / "home"), FOLLOWED: str(os.getpid())}
+        if plan.model.place == "models folder":  # which may be that of the usual home
+            env["EXPERT_MODELS"] = str(Path(plan.model.location).absolute().parent)
         events: list[Event] = []
         ends, first = time.monotonic() + share, first_timed_step(plan)
         with closing(
@@ -457,17 +459,6 @@ class Benchmark:
         self.show(words if better else "the plan chooses the winner already", "")
 
 
-def chosen_settings(names: Sequence[str]) -> list[Setting]:
-    """The settings of these names, or all; the error for an unknown one lists all."""
-    known = {setting.name.lower(): setting for setting in SETTINGS}
-    for name in names:
-        if name.lower() not in (*known, BASELINE):
-            listed = ", ".join(setting.name for setting in SETTINGS)
-            raise CannotBenchmark(f"--only {name}: no such setting  (settings: {listed})")
-    wanted = [name.lower() for name in names] or known
-    return [setting for name, setting in known.items() if name in wanted]
-
-
 def _in_words(result: SettingResult) -> str:
     """A setting as it is shown when it was measured."""
     seen = result.measured
@@ -489,17 +480,6 @@ def new_folder(request: BenchmarkRequest) -> Path:
     place = runs / "benchmarks"
     refuse_links(place, below=runs)
     return RunFolder.create(place, read.manifest.name).path
-
-
-def write_result(ladder: Ladder, file: Path) -> list[Path]:
-    """Write the result as JSON, and next to it as HTML."""
-    texts = {
-        file: ladder.as_text(),
-        file.with_suffix(".html"): page_html(ladder_page(ladder)),
-    }
-    for path, text in texts.items():
-        write_text_atomically(path, text)
-    return list(texts)
 
 
 # --- one setting: a process of its own, and what the events of its run show ---------------------
@@ -529,17 +509,6 @@ def events_of(
             raise MeasurementFailed(f"its process {describe_exit(code)}: {words}")
     finally:  # also on Ctrl-C: nothing may be left behind
         child.stop()
-
-
-def environment_of(home: Path, plan: RunPlan) -> dict[str, str]:
-    """The environment of such a process: no benchmark of this machine affects its plan, and it ends
-    with this one."""
-    from expert.parallel.launch import FOLLOWED
-
-    env = {"EXPERT_HOME": str(home), FOLLOWED: str(os.getpid())}
-    if plan.model.place == "models folder":  # which may be that of the usual home
-        env["EXPERT_MODELS"] = str(Path(plan.model.location).absolute().parent)
-    return env
 
 
 def first_timed_step(plan: RunPlan) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,12 +58,8 @@ async def _static(request: Request) -> Response:
     if name not in STATIC:
         raise RequestError(404, "There is no such file.")
     package, path, kind = STATIC[name]
-    return Response(_file(package, path), media_type=f"{kind}; charset=utf-8")
-
-
-@cache
-def _file(package: str, path: str) -> bytes:
-    return read_bytes(Path(str(files(package).joinpath(path))))
+    content = read_bytes(Path(str(files(package).joinpath(path))))
+    return Response(content, media_type=f"{kind}; charset=utf-8")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -37,7 +37,6 @@ from expert.jobs.board.folders import (
     read_notes,
     write_notes,
 )
-from expert.jobs.board.live import Hub, View
 from expert.jobs.board.manifest_form import (
     make_expert,
     manifest_page,
@@ -49,7 +48,7 @@ from expert.jobs.board.manifest_form import (
 )
 from expert.jobs.board.render import page
 from expert.jobs.board.summaries import Summaries
-from expert.jobs.board.views import ChatView, JobView, ListView, RunView
+from expert.jobs.board.views import ChatView, Hub, JobView, ListView, RunView, View
 from expert.jobs.diagnose.diagnose import diagnose_run
 from expert.jobs.serve.body import RequestError, read_body
 
@@ -209,14 +208,11 @@ async def _chat(request: Request) -> Response:
     """Two conversations and one input for both; the script does the rest."""
     view = await _view(request, "chat")
     found = _board(request).get(request.path_params["id"], "run")
-    validated = Validated(await run_in_threadpool(_validation_of, found))
+    file = RunFolder(found.path).validation
+    validated = Validated(await run_in_threadpool(read_object_or_empty, file))
     rows = [case for case in validated.cases if isinstance(case.get("prompt"), str)][:SHOWN_CASES]
     html = page("chat", f"Chat with {found.name}", found=found, view=view, rows=rows)
     return HTMLResponse(html)
-
-
-def _validation_of(found: BoardItem) -> dict[str, Any]:
-    return read_object_or_empty(RunFolder(found.path).validation)
 
 
 async def _job(request: Request) -> Response:

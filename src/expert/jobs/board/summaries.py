@@ -188,9 +188,14 @@ class Summaries:
             began = finite(reader.events[0].get("time")) if reader.events else None
             judged = self._stored(folder.validation)
             valid = Validated({} if outdated(judged, folder) else judged)
+            settings = {
+                path: value
+                for path, value in leaves(self._stored(folder.manifest))
+                if path.startswith(("training.", "base_models")) and not path.endswith("output_dir")
+            }
             return Summary(found=found, status=status, began=began,
                            seconds=clock[-1] if clock else None,
-                           settings=_settings(self._stored(folder.manifest)),
+                           settings=settings,
                            accuracy=valid.accuracy, gate=valid.gate)  # fmt: skip
 
     def _stored(self, file: Path) -> dict[str, Any]:
@@ -209,13 +214,3 @@ class Summaries:
             for path in self._readers.keys() - kept:
                 del self._readers[path]
             self._files = {file: one for file, one in self._files.items() if file.parent in kept}
-
-
-def _settings(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The settings of training in a manifest, by path."""
-    kept = ("training.", "base_models")
-    return {
-        path: value
-        for path, value in leaves(manifest)
-        if path.startswith(kept) and not path.endswith("output_dir")
-    }

@@ -29,7 +29,7 @@ from expert.planning.machine.machine import Machine, describe_machine
 from expert.planning.machine.nvml import Gpu
 from expert.planning.machine.target import choose_target
 from expert.planning.run_plan import RunPlan
-from expert.run.open import Opened, open_run
+from expert.run.open import open_run
 
 GIB = 2**30
 UNEXPLAINED_BYTES = GIB
@@ -96,7 +96,13 @@ def check(
         asked = opened.read.manifest.training.config.device
         if asked == "cuda" and plan.kernels.device != "cuda":
             found.append(finding_from("cuda-asked", "device: cuda"))
-        found += _configuration(opened)
+        card = here.gpus[0] if here.gpus else None
+        before = Before(
+            capability=target.capability,
+            cores=target.cores,
+            gpu_here=(card.name.value or "a GPU") if card is not None else "",
+        )
+        found += find(evidence_before(opened.read.manifest, plan, before))
         planned = RunRecord(plan=plan.model_dump(mode="json"))
         band = expected_band(planned, target.card.slug if target.card is not None else None)
         step_seconds = None
@@ -120,17 +126,6 @@ def check(
         if overruled := [each.text for each in plan.remarks if each.kind == "superseded"]:
             found.append(finding_from("overruled", "; ".join(overruled)))
     return Check(findings=tuple(worst_first(found)), target=target.name, plan=plan, band=band)
-
-
-def _configuration(opened: Opened) -> list[Finding]:
-    target, machine = opened.target, opened.machine
-    card = machine.gpus[0] if machine.gpus else None
-    before = Before(
-        capability=target.capability,
-        cores=target.cores,
-        gpu_here=(card.name.value or "a GPU") if card is not None else "",
-    )
-    return find(evidence_before(opened.read.manifest, opened.plan, before))
 
 
 def _length(plan: RunPlan, band: Band | None, step_seconds: float | None) -> list[Finding]:

@@ -23,7 +23,6 @@ from expert.jobs.export.chat_format import (
     jinja_of,
     modelfile,
 )
-from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import Expected, Written, compare, logits_of
 from expert.jobs.export.exported import ExportRequest, Kind, Quality
 from expert.jobs.export.gguf_file.architecture import (
@@ -57,7 +56,7 @@ _WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 
 
 def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | None) -> Kind:
-    """The kind of the export; CannotExport, before anything is loaded, if GGUF cannot hold it."""
+    """The kind of the export; ExpertError, before anything is loaded, if GGUF cannot hold it."""
     flag, kind, why = "--gguf-adapter" if adapter else f"--gguf {gguf}", plan.adapter.type, ""
     if plan.model.name == CHAR_GPT:
         why = "llama.cpp does not support the character model  (export it without --gguf)"
@@ -79,7 +78,7 @@ def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | 
     elif importlib.util.find_spec("gguf") is None:
         why = f"the gguf package is not installed  ({pip_install('gguf')})"
     if why:
-        raise CannotExport(f"{flag}: {why}")
+        raise ExpertError(f"{flag}: {why}")
     return "adapter" if adapter else "model" if kind == "full" else "merged"
 
 
@@ -175,7 +174,7 @@ def write_adapter(
     unsupported += [name for name in odd if settings.get(name)]
     if unsupported:
         shown = ", ".join(sorted(unsupported)[:3])
-        raise CannotExport(
+        raise ExpertError(
             f"--gguf-adapter: llama.cpp cannot load {shown}  (write the merged model with "
             "--gguf q8_0)"
         )

@@ -99,6 +99,9 @@ def model_card(
     tags += ["gguf"] if done.gguf else []
     tags += [str(tag) for tag in manifest.get("tags") or ()]
     license_ = manifest.get("license")
+    data = str(plan.data.dataset.get("path") or "")
+    if PurePath(data).is_absolute():  # without folders of this machine
+        data = PurePath(data).name
     # The dtype in which it is used.
     dtype = plan.kernels.precision if is_adapter else done.dtype
     used = done.gguf and ("F32" if done.gguf == "lora" else done.gguf)
@@ -149,7 +152,7 @@ def model_card(
         source=base.arguments if is_adapter else "folder",
         prompt=prompt,
         question=QUESTION,
-        data=_data_name(plan.data.dataset),
+        data=data or ", ".join(plan.data.dataset.get("tasks") or ()) or "unknown",
         steps=steps,
         epochs=epochs,
         used=[f"{key} {versions[key]}" for key in LIBRARIES if key in versions],
@@ -212,13 +215,6 @@ def steps_and_epochs(plan: RunPlan, done: Exported, events: Sequence[Event]) -> 
     shown = f"{logged[-1]['epoch'] * step / logged[-1]['step']:.3g}"
     ended = f"; max_steps: {plan.length.max_steps:,}" if plan.length.max_steps else ""
     return steps, shown if shown == asked else f"{shown} (asked for: {asked}{ended})"
-
-
-def _data_name(spec: Mapping[str, Any]) -> str:
-    """The data by name, without folders of this machine."""
-    path = str(spec.get("path") or "")
-    path = PurePath(path).name if PurePath(path).is_absolute() else path
-    return path or ", ".join(spec.get("tasks") or ()) or "unknown"
 
 
 def _losses(events: Sequence[Event]) -> list[tuple[str, Any]]:

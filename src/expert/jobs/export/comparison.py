@@ -91,14 +91,6 @@ def compare(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Difference:
     )
 
 
-def in_words(difference: Difference, tolerance: float) -> str:
-    """Both numbers of a difference, each with its tolerance."""
-    return (
-        f"differ by {difference.share:.1%} of their spread (tolerance {tolerance:.1%}), one of "
-        f"them by {difference.largest_share:.0%} (tolerance {LARGEST * tolerance:.0%})"
-    )
-
-
 def checked_ids(trained: Trained) -> list[list[int]]:
     """The texts as tokens; for the character model, only the characters it knows."""
     from expert.data.tokens.encoder import CharacterEncoder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,12 +16,14 @@ from expert.answer.decoding import (
     generation_config,
     resolve_decoding,
 )
+from expert.core.errors import ExpertError
 from expert.core.events import read_events
-from expert.core.publish import publishing
-from expert.core.resources import reporting_disk_full
-from expert.core.rundir import weights_hash
+from expert.core.publish import publishing, weights_hash
+from expert.core.resources import disk_full_error, disk_full_message, reporting_disk_full
+from expert.core.rundir import RunFolder
 from expert.core.secrets import redacted
 from expert.core.stored_json import read_object, read_object_or_empty
+from expert.core.text import shell_quoted
 from expert.jobs.export.as_gguf import (
     save_adapter,
     settle_gguf,
@@ -29,35 +32,29 @@ from expert.jobs.export.as_gguf import (
 )
 from expert.jobs.export.card import model_card, prompt_format_of
 from expert.jobs.export.chat_format import jinja_of
-from expert.jobs.export.checks import (
-    CannotExport,
-    check_target_folder,
-    export_refusal,
-    gate_warning,
-    settle_kind,
-)
 from expert.jobs.export.comparison import (
     CHECKED_TEXTS,
+    LARGEST,
     TOLERANCE,
-    Difference,
     Expected,
     Written,
     checked_ids,
     compare,
-    in_words,
     load_exported,
     logits_of,
     logits_of_trained,
 )
-from expert.jobs.export.exported import ROWS, Exported, ExportRequest
+from expert.jobs.export.exported import ROWS, Exported, ExportRequest, Kind
 from expert.jobs.export.gguf_file.file import UNQUANTISED
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import EXPORT_RECORD
 from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, is_jinja
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.base_folder import copy_tokenizer
 from expert.model.device_memory import release_memory
-from expert.run.stored.choose_checkpoint import choose
+from expert.planning.run_plan import RunPlan
+from expert.run.stored.choose_checkpoint import Choice, choose
 from expert.run.stored.load import (
     Trained,
     base_warning,
@@ -114,6 +111,8 @@ def export(
         gguf="lora" if gguf_adapter else gguf or "",
         judged_rows=judged_rows,
     )
+    import torch
+
     from expert.model.load import without_progress_bar
 
     tell(f"loading {plan.model.name} and {choice.name} of {folder.path}")
@@ -133,13 +132,34 @@ def export(
             tell("writing")
             _write(source, trained, temporary, to)
             prompts = trained.loaded.soft_prompts
-            prompt_names = prompts.names if prompts is not None else ()
+            names = prompts.names if prompts is not None else ()
             del trained, prompts
             release_memory(source.device)
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
-            written = _read_back(source, expected, temporary, prompt_names)
-        tolerance = _tolerance(source)
-        _refuse_difference(source, written.difference, tolerance)
+            with loading(choice.path):  # as any user would
+                how: dict[str, Any] = {"dtype": source.dtype, "device": source.device}
+                model = load_exported(temporary, plan, settled, **how)
+                rows = torch.cat(soft_prompt_rows(temporary, names)) if names else None
+            logits = [logits_of(model, ids, rows) for ids in expected.ids]
+            written = Written(difference=compare(expected.logits, logits), notes=())
+        # That of the coarser dtype of training and export; None for quantised GGUF files.
+        loaded = source.dtype if source.kind == "merged" else plan.kernels.precision
+        tolerance: float | None = max(TOLERANCE[loaded], TOLERANCE[source.dtype])
+        if source.gguf:
+            rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
+            tolerance = TOLERANCE[rounded] if rounded is not None else None
+        difference = written.difference
+        if not difference.within(float("inf") if tolerance is None else tolerance):
+            fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
+            off = "are not numbers"
+            if tolerance is not None:
+                one = f"{difference.largest_share:.0%} (tolerance {LARGEST * tolerance:.0%})"
+                off = f"differ by {difference.share:.1%} of their spread (tolerance "
+                off += f"{tolerance:.1%}), one of them by {one}"
+            raise ExpertError(
+                f"{folder.path}: the export differs from the trained model: its logits {off}; "
+                f"nothing was written  (try {'--gguf f32' if source.gguf else fix})"
+            )
         verdict = read_verdict(folder)
         done = Exported(
             run=folder.path,
@@ -149,8 +169,8 @@ def export(
             dtype=source.dtype,
             bytes=sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file()),
             texts=len(expected.ids),
-            largest_difference=written.difference.largest,
-            share=written.difference.share,
+            largest_difference=difference.largest,
+            share=difference.share,
             tolerance=tolerance,
             adapter_effect=expected.adapter_effect,
             unquantised=source.kind == "merged" and plan.model.quantization in QUANTISED,
@@ -174,6 +194,90 @@ def export(
         (temporary / "README.md").write_text(card, encoding="utf-8")
         _write_record(source, done, temporary, verdict)
     return done
+
+
+# --- checks before anything is loaded: the quality gate, the options, the target folder ----------
+
+
+def export_refusal(found: SavedVerdict) -> str:
+    """Why a verdict forbids to export; "" if it does not."""
+    if found.passed is False:
+        return f"the quality gate failed: {found.reasons}"
+    if found.undecided:
+        return f"not enough to tell whether the quality gate passes: {found.reasons}"
+    return ""
+
+
+def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
+    """A warning about the run's validation, or ""; ExpertError if its gate failed, or
+    there was not enough to tell. A verdict on earlier weights only gives a warning."""
+    found, file, run = read_verdict(folder), folder.validation, shell_quoted(folder.path)
+    if found is None:
+        return ""
+    if found.outdated:
+        return f"{file} {found.outdated}  (expert validate {run})"
+    if refusal := export_refusal(found):
+        if allow_failed:
+            return f"{file}: {refusal}"
+        fix = f"score more rows with expert validate {run} --test-set FILE, or lower --min-accuracy"
+        if found.passed is False:
+            fix = "train longer, validate another checkpoint with expert validate --checkpoint"
+        raise ExpertError(f"{file}: {refusal}  ({fix}, or export it anyway with --allow-failed)")
+    if found.checkpoint not in ("", choice.name):
+        done = "passed the quality gate" if found.passed else "was validated"
+        return (
+            f"{found.checkpoint} {done}, but {choice.name} is exported  (validate it with expert "
+            f"validate {run})"
+        )
+    return ""
+
+
+def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
+    """The kind of the export; ExpertError if the run has no such thing."""
+    kinds, dtypes = ("adapter", "merged"), ("bf16", "fp16", "fp32")
+    for name, value, known in (("kind", asked, kinds), ("dtype", dtype, dtypes)):
+        if value is not None and value not in known:
+            raise ExpertError(f"{name} {value!r}: is not known  (known: {', '.join(known)})")
+    full, why = plan.adapter.type == "full", ""
+    if full and asked is not None:
+        why = f"--{asked}: all weights were trained, there is no adapter  (leave --{asked} out)"
+    elif full and dtype is not None and plan.model.name == CHAR_GPT:
+        why = "--dtype: the character model is float32, as it was trained  (leave --dtype out)"
+    elif asked == "merged" and plan.adapter.type == "none":
+        why = "--merged: soft prompts cannot be merged into weights  (export them with --adapter)"
+    elif not full and asked != "merged" and dtype is not None:
+        why = "--dtype: an adapter is exported as it was trained  (use --dtype with --merged)"
+    if why:
+        raise ExpertError(why)
+    return "model" if full else "merged" if asked == "merged" else "adapter"
+
+
+def check_target_folder(to: Path) -> None:
+    """ExpertError unless the target is missing or an empty folder, and can be written."""
+    if to.is_symlink():  # publishing would replace the link itself
+        raise ExpertError(
+            f"{to}: is a link to {to.readlink()}  (name that folder itself, or a new one)"
+        )
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise ExpertError(f"{to}: exists already  (name a new folder: nothing is overwritten)")
+    # The finished export is renamed to `to`, replacing an empty folder.
+    if to.resolve() == Path.cwd():
+        raise ExpertError(
+            f"{to}: is the folder you are in, which cannot be replaced  (name a new folder in it)"
+        )
+    above = next(place for place in to.absolute().parents if place.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=above):
+            pass
+    except OSError as error:
+        if said := disk_full_message(error):
+            raise disk_full_error(to, said) from error
+        raise ExpertError(
+            f"{to}: cannot be written: {error.strerror}  (fix that, or name another folder)"
+        ) from error
+
+
+# --- writing and checking ------------------------------------------------------------------------
 
 
 def _write_record(
@@ -215,21 +319,6 @@ def _write_record(
 
 def _load(source: ExportRequest) -> tuple[Trained, Expected]:
     """The trained model, and its logits on the checked texts."""
-    trained = _load_trained(source)
-    ids = checked_ids(trained)
-    logits, effect = logits_of_trained(trained, ids), None
-    if trained.loaded.adapter.type in ADAPTERS:
-        with trained.loaded.module.disable_adapter():  # type: ignore[operator]
-            effect = compare(logits, logits_of_trained(trained, ids)).share
-    return trained, Expected(
-        ids=ids,
-        prompt_format=prompt_format_of(trained),
-        logits=logits,
-        adapter_effect=effect,
-    )
-
-
-def _load_trained(source: ExportRequest) -> Trained:
     import torch
 
     from expert.model.load import DTYPES
@@ -252,7 +341,17 @@ def _load_trained(source: ExportRequest) -> Trained:
         rounded = DTYPES[source.plan.kernels.precision]
         for parameter in trained.loaded.module.parameters():
             parameter.data = parameter.data.to(rounded).to(parameter.dtype)
-    return trained
+    ids = checked_ids(trained)
+    logits, effect = logits_of_trained(trained, ids), None
+    if trained.loaded.adapter.type in ADAPTERS:
+        with trained.loaded.module.disable_adapter():  # type: ignore[operator]
+            effect = compare(logits, logits_of_trained(trained, ids)).share
+    return trained, Expected(
+        ids=ids,
+        prompt_format=prompt_format_of(trained),
+        logits=logits,
+        adapter_effect=effect,
+    )
 
 
 def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> None:
@@ -308,40 +407,3 @@ def _write_chat_template(trained: Trained, target: Path) -> None:
         settings = read_object(file)
         if settings.pop("chat_template", None) is not None:
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def _read_back(
-    source: ExportRequest, expected: Expected, target: Path, prompt_names: tuple[str, ...]
-) -> Written:
-    """Load the export like any user would, and compare its logits with the trained model's."""
-    import torch
-
-    kind, dtype, device = source.kind, source.dtype, source.device
-    with loading(source.choice.path):
-        model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
-        rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
-    difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
-    return Written(difference=difference, notes=())
-
-
-def _tolerance(source: ExportRequest) -> float | None:
-    """The tolerance of the coarser dtype of training and export; None for quantised GGUF files."""
-    loaded = source.dtype if source.kind == "merged" else source.plan.kernels.precision
-    if source.gguf:
-        rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
-        return TOLERANCE[rounded] if rounded is not None else None
-    return max(TOLERANCE[loaded], TOLERANCE[source.dtype])
-
-
-def _refuse_difference(
-    source: ExportRequest, difference: Difference, tolerance: float | None
-) -> None:
-    """CannotExport if the logits differ by more than the tolerance, or are NaN."""
-    if difference.within(float("inf") if tolerance is None else tolerance):
-        return
-    fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
-    off = "are not numbers" if tolerance is None else in_words(difference, tolerance)
-    raise CannotExport(
-        f"{source.folder.path}: the export differs from the trained model: its logits {off}; "
-        f"nothing was written  (try {'--gguf f32' if source.gguf else fix})"
-    )

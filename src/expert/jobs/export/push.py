@@ -20,7 +20,6 @@ from expert.core.publish import DONE, damage
 from expert.core.secrets import redacted
 from expert.core.stored_json import read_object_or_empty
 from expert.core.text import counted, gib, shell_quoted
-from expert.jobs.export.checks import CannotExport
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -73,7 +72,7 @@ def check_export(folder: Path, *, allow_failed: bool) -> dict[str, Any]:
     gate = origin.get("gate")
     refused = str(gate.get("refused") or "") if isinstance(gate, dict) else "it has no verdict"
     if refused and not allow_failed:
-        raise CannotExport(
+        raise ExpertError(
             f"{folder}: {refused}  (train longer, or push it anyway with --allow-failed)"
         )
     return dict(origin)

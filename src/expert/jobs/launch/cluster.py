@@ -53,10 +53,6 @@ _PLAIN = re.compile(r"[\w.,+:/@-]+")
 """Valid values for schedulers; other characters would break the line."""
 
 
-class LaunchError(ExpertError):
-    """A job cannot be written; lists all problems."""
-
-
 def job_file(
     read: ReadManifest, on: SchedulerName, *, nodes: int, gpus: int, **options: Any
 ) -> tuple[str, str]:
@@ -90,7 +86,7 @@ def job_file(
         problems.append(f"--bucket {bucket}: expected an address such as s3://my-bucket")
     if problems:
         head = f"expert launch --on {on}: {counted(len(problems), 'problem')}"
-        raise LaunchError("\n".join([head, *(f"  - {problem}" for problem in problems)]))
+        raise ExpertError("\n".join([head, *(f"  - {problem}" for problem in problems)]))
 
     # Every scheduler accepts this: Kubernetes allows 63 characters, including its own.
     plain = re.sub(r"[^a-z0-9]+", "-", str(given.get("name") or read.manifest.name).lower())

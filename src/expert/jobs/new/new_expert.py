@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.files import read_text, write_text_atomically
@@ -87,26 +87,11 @@ PERFORMANCE = (
 )
 
 
-class Starter(NamedTuple):
-    """A kind of expert in starters.toml."""
-
-    description: str
-    capabilities: list[str]
-    rows: list[dict[str, str]]
-    grammar: str = ""
+STARTERS = tomllib.loads(read_text(Path(__file__).with_name("starters.toml")))
+"""Kinds of experts: description, capabilities, grammar, and rows to replace."""
 
 
-STARTERS = {
-    name: Starter(**facts)
-    for name, facts in tomllib.loads(read_text(Path(__file__).with_name("starters.toml"))).items()
-}
-
-
-class CannotCreate(ExpertError):
-    """A new expert that cannot be created as requested."""
-
-
-class UnusableRows(CannotCreate):
+class UnusableRows(ExpertError):
     """Rows of which nothing, or hardly anything, can be trained on."""
 
     exit_code = EXIT_RUN_FAILED
@@ -151,16 +136,18 @@ def new_expert(
     A file of rows is copied, so that the folder can be moved and the original stays as it is. A hub
     dataset, as owner/name, is only named in the manifest.
     """
+    import jinja2
+
     folder = (into or Path()) / name
     if not _NAME.fullmatch(name):
-        raise CannotCreate(
+        raise ExpertError(
             f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
             "where the folder goes)"
         )
     _refuse_full(folder)
     chosen = NAMES.get(template or "", template)
     if chosen is not None and chosen not in STARTERS:
-        raise CannotCreate(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
+        raise ExpertError(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
     base, start = _base(model, folder)
     rows_kept = PREFERRED if preferred else None
     asked: dict[str, Any] = {"field_mapping": _mapped(mapping), "preference_rows": rows_kept}
@@ -168,7 +155,7 @@ def new_expert(
     asked = {key: value for key, value in asked.items() if value}
     if asked and data is None:
         options = "--map, --preferred, --json-values and --encoding"
-        raise CannotCreate(f"{options} are about rows  (name a file with --from)")
+        raise ExpertError(f"{options} are about rows  (name a file with --from)")
     found: dict[str, Any] = {"notes": [], "warnings": []}
     path, rows, headings, length = "datasets/train.jsonl", folder / "datasets/train.jsonl", "", None
     on_hub = data is not None and _is_on_hub(data)
@@ -178,24 +165,47 @@ def new_expert(
         path = data.as_posix() if on_hub else f"datasets/{data.resolve().name}"
         rows = data if on_hub else folder / path
     calls, has_answers = found.get("calls", False), found.get("has_answers", True)
-    starter = starter_of(chosen or "text", calls=calls, own_rows=data is None)
+    starter = STARTERS[chosen or "text"]
+    description, able = starter["description"], starter["capabilities"]
+    if data is not None:  # whose language is unknown
+        able = [each for each in able if each != "language:en"]
+    if calls:
+        description, able = "Calls tools, and answers.", [*able, "task:tool_calling"]
     manifest = folder / "manifest.json"
     with _removed_on_failure(folder):
         if data is None:
             rows.parent.mkdir(parents=True)
-            write_text_atomically(rows, "".join(f"{json.dumps(row)}\n" for row in starter.rows))
+            write_text_atomically(rows, "".join(f"{json.dumps(row)}\n" for row in starter["rows"]))
         elif not on_hub:
             _copy_rows(data, rows, folder)
         few = len(_first_rows(rows, encoding, FEW_ROWS)) < FEW_ROWS
-        content = manifest_of(
-            folder.name,
-            starter,
-            {"path": path, **asked},
-            base=base,
-            start=start,
-            epochs=EPOCHS_FOR_FEW_ROWS if few else EPOCHS,
-            calls=calls,
-        )
+        decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
+        if grammar := starter.get("grammar"):
+            decoding |= {"validation": "parser", "grammar_type": grammar}
+        # The templates of small models do not support tools; ChatML supports them for all models.
+        written = {"prompt_template": "chatml"} if calls else {}
+        adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
+        content: dict[str, Any] = {
+            "schema_version": "2.0",
+            "name": folder.name,
+            "version": "0.1.0",
+            "description": description,
+            "base_models": [{"name": base, **written, "adapters": adapters}],
+            "capabilities": able,
+            "training": {
+                "dataset": {"path": path, **asked},
+                "config": {
+                    "adapter_type": "lora",
+                    "epochs": EPOCHS_FOR_FEW_ROWS if few else EPOCHS,
+                    "learning_rate": start.learning_rate,
+                    "batch_size": 16,
+                    "max_seq_length": "auto",
+                    "packing": True,
+                    **dict.fromkeys(PERFORMANCE, "auto"),
+                },
+                "decoding": decoding,
+            },
+        }
         if asked.get("preference_rows") == PAIRS:
             rate = start.learning_rate / PREFERENCE_FACTOR
             values = {"method": "dpo", "beta": PREFERENCES["dpo"].beta, "learning_rate": rate}
@@ -221,9 +231,11 @@ def new_expert(
                 f"max_seq_length {length.length}: {length.because}",
             ]
             found["warnings"] += [length.warning] if length.warning else []
-        readme = readme_of(
+        pages = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
+        page = pages.from_string(read_text(Path(__file__).with_name("readme.jinja")))
+        readme = page.render(
             name=folder.name,
-            description=starter.description,
+            description=description,
             data=path,
             on_hub=on_hub,
             has_answers=has_answers,
@@ -267,13 +279,13 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 def _refuse_full(folder: Path) -> None:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise CannotCreate(f"{folder}: already exists  (choose another name, or remove it)")
+        raise ExpertError(f"{folder}: already exists  (choose another name, or remove it)")
 
 
 def _base(name: str, folder: Path) -> tuple[str, StartingPoint]:
     """The base model under its name in the manifest, and settings for its size."""
     if name == CHAR_GPT:
-        raise CannotCreate(
+        raise ExpertError(
             f"--model {CHAR_GPT}: needs no manifest  (expert train --dataset FILE trains it on a "
             "text)"
         )
@@ -285,7 +297,7 @@ def _base(name: str, folder: Path) -> tuple[str, StartingPoint]:
     if found.place == "hub" and found.shape is None and not is_hub_id(name):
         near = near_model(name, folder)
         fix = f"did you mean {near!r}?" if near else "name a folder, or owner/model of the hub"
-        raise CannotCreate(
+        raise ExpertError(
             f"--model {name}: is not on this machine, and is not a model that is known by name  "
             f"({fix})"
         )
@@ -300,9 +312,9 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
         part = part_for_column(name)
         if part is None or not sign or not column:
             known = ", ".join(FieldMapping.model_fields)
-            raise CannotCreate(f"--map {pair}: expected PART=COLUMN  (PART is one of: {known})")
+            raise ExpertError(f"--map {pair}: expected PART=COLUMN  (PART is one of: {known})")
         if mapped.get(part, column) != column:
-            raise CannotCreate(f"--map {pair}: {part} is mapped to {mapped[part]} already")
+            raise ExpertError(f"--map {pair}: {part} is mapped to {mapped[part]} already")
         mapped[part] = column
     return mapped
 
@@ -312,7 +324,7 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
 
 def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], str, str]:
     """What the rows of a file hold, as fields of NewExpert, the headings that are put before their
-    input, in words, and the domain of their answers; CannotCreate if they cannot be used. Pairs of
+    input, in words, and the domain of their answers; ExpertError if they cannot be used. Pairs of
     answers are added to what is `asked` of the rows."""
     encoding = asked.get("encoding")
     first = _first_rows(data, encoding)
@@ -330,9 +342,9 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
             asked["preference_rows"] = PAIRS
         columns = detect_columns(seen, DatasetSpec(**asked))
     except DataError as error:
-        raise CannotCreate(_in_own_words(data, str(error))) from None
+        raise ExpertError(_in_own_words(data, str(error))) from None
     if no_choice := columns.preference_warning(asked.get("preference_rows")):
-        raise CannotCreate(f"--from {data}: --preferred: {no_choice}")
+        raise ExpertError(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
     bad = [each for each in (*read, *first) if isinstance(each, BadRow)]
@@ -359,10 +371,10 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
 
 
 def _first_rows(data: Path, encoding: str | None, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
-    """The first rows of a file or folder; CannotCreate if it cannot be read."""
+    """The first rows of a file or folder; ExpertError if it cannot be read."""
     if not data.exists() and not _is_on_hub(data):
         hub = "a dataset of the Hub is written owner/name"
-        raise CannotCreate(f"--from {data}: there is no such file  ({hub})")
+        raise ExpertError(f"--from {data}: there is no such file  ({hub})")
     try:
         return list(islice(iterate(_source(data, encoding)), most))
     except DataError as error:
@@ -414,7 +426,7 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
         if saved_splits(data) is None:
             files = [file for files in files_by_split(data, None).values() for file in files]
         elif folder.resolve().is_relative_to(data.resolve()):
-            raise CannotCreate(
+            raise ExpertError(
                 f"--from {data}: the new folder would be inside it  (--output sets where it goes)"
             )
         copies = {file: rows / file.relative_to(data) for file in files}
@@ -433,65 +445,3 @@ def _domain(answers: Sequence[str]) -> str:
     except (ValueError, RecursionError):
         is_json = False
     return "json" if answers and is_json else "text"
-
-
-# --- what is written ------------------------------------------------------------------------------
-
-
-def starter_of(name: str, *, calls: bool, own_rows: bool) -> Starter:
-    """A starter; for rows whose answers call tools, and for rows whose language is unknown."""
-    starter = STARTERS[name]
-    able = [each for each in starter.capabilities if own_rows or each != "language:en"]
-    if not calls:
-        return starter._replace(capabilities=able)
-    able.append("task:tool_calling")
-    return starter._replace(description="Calls tools, and answers.", capabilities=able)
-
-
-def manifest_of(
-    name: str,
-    starter: Starter,
-    dataset: Mapping[str, Any],
-    *,
-    base: str,
-    start: StartingPoint,
-    epochs: int,
-    calls: bool,
-) -> dict[str, Any]:
-    """A 2.0 manifest for one base model, with settings for its size. `calls`: rows have tools,
-    which the templates of small models do not support; ChatML supports them for all models."""
-    decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
-    if starter.grammar:
-        decoding |= {"validation": "parser", "grammar_type": starter.grammar}
-    written = {"prompt_template": "chatml"} if calls else {}
-    adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
-    return {
-        "schema_version": "2.0",
-        "name": name,
-        "version": "0.1.0",
-        "description": starter.description,
-        "base_models": [{"name": base, **written, "adapters": adapters}],
-        "capabilities": list(starter.capabilities),
-        "training": {
-            "dataset": dict(dataset),
-            "config": {
-                "adapter_type": "lora",
-                "epochs": epochs,
-                "learning_rate": start.learning_rate,
-                "batch_size": 16,
-                "max_seq_length": "auto",
-                "packing": True,
-                **dict.fromkeys(PERFORMANCE, "auto"),
-            },
-            "decoding": decoding,
-        },
-    }
-
-
-def readme_of(**facts: Any) -> str:
-    """What to do with the folder, in brief."""
-    import jinja2
-
-    template = read_text(Path(__file__).with_name("readme.jinja"))
-    text = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True).from_string(template)
-    return text.render(facts)

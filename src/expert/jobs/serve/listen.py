@@ -31,14 +31,10 @@ IDLE_SECONDS = 30
 """How long an idle connection is kept open."""
 
 
-class CannotServe(ExpertError):
-    """A model that cannot be served, or a name or address that cannot be used."""
-
-
 def refuse_without_packages() -> None:
     for name in ("starlette", "uvicorn", "h11"):
         if importlib.util.find_spec(name) is None:
-            raise CannotServe(f"{name} is not installed  ({pip_install('serve')})")
+            raise ExpertError(f"{name} is not installed  ({pip_install('serve')})")
 
 
 def is_address(host: str) -> bool:
@@ -63,18 +59,18 @@ def host_name(header: str) -> str:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; CannotServe if the address cannot be used."""
+    """A listening socket; ExpertError if the address cannot be used."""
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(kind[4][:2], family=kind[0], backlog=512)
     except socket.gaierror as error:
-        raise CannotServe(f"--host {host}: {error.strerror}") from None
+        raise ExpertError(f"--host {host}: {error.strerror}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise CannotServe(
+            raise ExpertError(
                 f"port {port} is in use by another program  (--port NUMBER; 0 takes a free one)"
             ) from None
-        raise CannotServe(f"{host}:{port}: {error.strerror}  (--host, --port)") from None
+        raise ExpertError(f"{host}:{port}: {error.strerror}  (--host, --port)") from None
 
 
 def address_of(listening: socket.socket) -> str:

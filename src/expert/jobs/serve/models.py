@@ -12,24 +12,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.decoding import DecodingSettings, resolve_decoding
+from expert.core.errors import Damaged, ExpertError
 from expert.core.files import read_bytes
-from expert.core.publish import DONE
+from expert.core.publish import DONE, cached_damage
+from expert.core.stored_json import read_object, read_object_or_empty
 from expert.core.text import visible
 from expert.data.examples.tools import tool_names
 from expert.data.template.templates import Template
-from expert.jobs.serve.exports import EXPORT, ServedSource, is_export, read_export
-from expert.jobs.serve.listen import CannotServe
+from expert.jobs.export.portable_base import BASE_COPY
+from expert.jobs.export.push import EXPORT_RECORD
 from expert.jobs.validate.test_sets import call_marks
 from expert.judging.oracles.calls import CallMarks
-from expert.manifest.schema.kinds import ADAPTERS
-from expert.manifest.schema.manifest import CHAR_GPT
-from expert.planning.run_plan import RunPlan
-from expert.run.stored.choose_checkpoint import BASE, choose
+from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
+from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
+from expert.planning.models.resolve import resolve_model
+from expert.planning.run_plan import (
+    AdapterPlan,
+    KernelPlan,
+    LengthPlan,
+    ModelPlan,
+    OptimPlan,
+    RunPlan,
+)
+from expert.run.stored.choose_checkpoint import BASE, Choice, choose
 from expert.run.stored.load import (
     Trained,
     base_warning,
+    fuse_to_answer,
     load_base,
     load_trained,
+    loading,
     manifest_of_run,
     pick_device,
     read_plan,
@@ -41,7 +53,22 @@ if TYPE_CHECKING:
 
     from expert.answer.steps import AnswerModel
 
+EXPORT = "export"
+_CONFIG = "adapter_config.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedSource:
+    """A run or an export to serve, before its weights are loaded."""
+
+    name: str
+    path: Path
+    plan: RunPlan
+    """Of an export, only the parts needed to load and sample a model."""
+    state: str
+    load: Callable[..., Trained]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +112,7 @@ def load_models(
     names = [source.name for source in wanted]
     for name in names:
         if names.count(name) > 1:
-            raise CannotServe(f"two experts would be called {name}  (name them: NAME=FOLDER)")
+            raise ExpertError(f"two experts would be called {name}  (name them: NAME=FOLDER)")
     on = pick_device(device)
     loaded: list[ServedModel] = []
     bases: dict[str, Trained] = {}
@@ -113,7 +140,7 @@ def _bases(sources: Sequence[ServedSource]) -> list[ServedSource]:
     found = []
     for number, source in enumerate({_base_of(one.plan): one for one in sources}.values(), 1):
         if source.state == EXPORT and source.plan.adapter.type == "none":
-            raise CannotServe(
+            raise ExpertError(
                 f"--with-base: {source.path} is merged and has no base  (leave --with-base out)"
             )
         name = BASE if number == 1 else f"{BASE}-{number}"
@@ -126,21 +153,21 @@ def _source(place: str, checkpoint: str | None) -> ServedSource:
     given_name, sign, path = place.partition("=")
     if not sign or Path(place).exists():
         given_name, path = "", place
-    if not is_export(Path(path)):
+    if not all((Path(path) / file).is_file() for file in (EXPORT_RECORD, DONE)):
         found = _run(path, checkpoint)
     elif checkpoint is None:
         found = read_export(Path(path))
     else:
-        raise CannotServe(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
+        raise ExpertError(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
     if found.plan.model.name == CHAR_GPT:
-        raise CannotServe(
+        raise ExpertError(
             f"{found.path}: the character model has no conversations to answer  (expert sample "
             "continues its text)"
         )
     safe = re.sub(r"[^A-Za-z0-9._:-]+", "-", found.name).strip("-._:")
     name = given_name or safe or found.path.name
     if not _NAME.fullmatch(name):
-        raise CannotServe(
+        raise ExpertError(
             f"{visible(place)}: {visible(name)!r} cannot be the name of a model  (up to 100 "
             "letters, digits and . _ : -; set one with NAME=FOLDER)"
         )
@@ -226,4 +253,109 @@ def _model(source: ServedSource, trained: Trained) -> ServedModel:
         marks=call_marks(template),
         notes=(*source.notes, *remarks),
         fingerprint=f"fp_{hashlib.sha256(weights).hexdigest()[:12]}",
+    )
+
+
+# --- exported experts: merged weights, or an adapter and its base --------------------------------
+
+
+def read_export(path: Path) -> ServedSource:
+    """An exported folder, described by its small files; the hashes of all are checked."""
+    fault = cached_damage(path)
+    if fault:
+        raise Damaged(f"{path}: {fault}  (export it again, or download it again)")
+    origin, settings = read_object((path / EXPORT_RECORD).resolve()), _object(path / _CONFIG)
+    if any(path.glob("*.gguf")):
+        raise ExpertError(f"{path}: is a GGUF file  (llama-server -m FILE --jinja serves it)")
+    kind = "dora" if settings.get("use_dora") else str(settings.get("peft_type", "none")).lower()
+    if (path / "soft_prompts").is_dir() or kind not in (*ADAPTERS, "none"):
+        raise ExpertError(f"{path}: soft prompts of exports are not served  (serve its run)")
+    if settings.get("modules_to_save"):
+        what = "embedding or head are trained whole, which is not served from an export"
+        raise ExpertError(f"{path}: {what}  (serve its run, or export it with --merged)")
+    base: dict[str, Any] = origin.get("base") or {}
+    plan: RunPlan = _partly(
+        RunPlan,
+        expert=str(origin.get("name") or path.name),
+        model=_planned_model(path, settings, base),
+        adapter=AdapterPlan(type=kind, rank=None, alpha=None, dropout=0.0, target_modules=None,
+                            feedforward_modules=[], soft_prompts=[], trainable_parameters=None),
+        kernels=KernelPlan(device="cpu", precision=origin.get("dtype", "fp32"), tf32=False,
+                           loss_scaling=False, attention="sdpa", fused_loss=False, compile=False,
+                           compile_mode="default", compile_backend="inductor",
+                           checkpointing="none", recomputed_blocks=None, cudnn_benchmark=False),
+        optim=_partly(OptimPlan, seed=0),
+        length=_partly(LengthPlan, total_steps=None),
+        decoding=origin.get("decoding") or {},
+    )  # fmt: skip
+    load = partial(_load_export, path, plan, base.get("weights") or "")
+    return ServedSource(name=plan.expert, path=path, plan=plan, state=EXPORT, load=load)
+
+
+def _partly(kind: Any, **values: Any) -> Any:
+    """A plan with these values only: reading any other raises."""
+    return kind.model_construct(**values)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON file of an export; links (in the hub's cache) are followed, as hashes were checked."""
+    return read_object_or_empty(path.resolve())
+
+
+def _planned_model(path: Path, settings: dict[str, Any], base: dict[str, Any]) -> ModelPlan:
+    """The folder itself, or the base of its adapter: the copy in it, or resolved as for a manifest
+    in that folder."""
+    is_char_gpt = _object(path / "config.json").get("model_type") == CHAR_GPT
+    name, place, location = CHAR_GPT if is_char_gpt else path.name, "folder", str(path)
+    if settings and (path / BASE_COPY).is_dir():
+        location = str(path / BASE_COPY)
+    elif settings:
+        name = str(settings.get("base_model_name_or_path") or "")
+        spec = BaseModelSpec(name=name, revision=base.get("revision"))
+        found = resolve_model(spec, path)
+        place, location = found.place, found.location
+    return ModelPlan(
+        name=name, place=place, location=location, revision=base.get("revision"),
+        parameters=None, architecture=None, quantization=base.get("quantization") or "none",
+        prompt_template=None,
+    )  # fmt: skip
+
+
+def _load_export(
+    path: Path, plan: RunPlan, trained_on: str, *, device: torch.device, fused: bool
+) -> Trained:
+    """`trained_on`: identity of the base's weights in training, if the export records it."""
+    from expert.data.template.text_tools import text_tools
+    from expert.run.session.identity import BaseWeights
+
+    merged = plan.adapter.type == "none"
+    trained = load_base(plan, device=device, fused=fused and merged)
+    if merged:
+        return replace(trained, choice=Choice(name=EXPORT, path=path, step=None))
+    here = BaseWeights(plan)()["weights"] or ""
+    # A hub commit cannot be compared with a hash of files.
+    if here != trained_on and here.split()[:1] == trained_on.split()[:1]:
+        raise ExpertError(
+            f"{plan.model.location}: its weights are not those {path} was trained on  (put the "
+            "right ones there, or export the run with --merged)"
+        )
+    from peft import PeftModel
+
+    in_float32 = plan.kernels.precision != "bf16" or plan.adapter.type in IN_FLOAT32
+    with loading(path):
+        module = PeftModel.from_pretrained(
+            trained.loaded.module, str(path), autocast_adapter_dtype=in_float32
+        )
+        encoder, template = text_tools(path, None)
+    module.eval().requires_grad_(False)
+    loaded = replace(trained.loaded, module=module, adapter=plan.adapter)
+    if fused:
+        fuse_to_answer(loaded, device)
+    return replace(
+        trained,
+        choice=Choice(name=EXPORT, path=path, step=None),
+        loaded=loaded,
+        encoder=encoder,
+        template=template,
+        tokenizer_folder=path,
     )

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from expert.core.errors import ExpertError
 from expert.core.text import duration, visible
 from expert.jobs.serve.app import ANSWER_SECONDS, Endpoint, Limits, LogEntry
 from expert.jobs.serve.engine import QUEUE, AnswerEngine
 from expert.jobs.serve.listen import (
-    CannotServe,
     address_of,
     is_loopback,
     listening_socket,
@@ -119,11 +119,11 @@ def http_server(engine: AnswerEngine, app: Any) -> uvicorn.Server:
 def _token(given: str, host: str) -> tuple[str, str]:
     """The required token, and the same if it was generated here."""
     if given and not (given.isascii() and given.isprintable() and " " not in given):
-        raise CannotServe(f"{TOKEN}: a token must be printable ASCII without spaces")
+        raise ExpertError(f"{TOKEN}: a token must be printable ASCII without spaces")
     if is_loopback(host):
         return given, ""
     if given and len(given) < MIN_TOKEN_LENGTH:
-        raise CannotServe(
+        raise ExpertError(
             f"{TOKEN}: a token for other machines needs at least {MIN_TOKEN_LENGTH} characters  "
             "(leave it out to generate one)"
         )

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from expert.core.errors import ExpertError
-from expert.core.rundir import RunFolder
+from expert.core.events import read_events
+from expert.core.rundir import RunFolder, checkpoints_in
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.read.sources import Source, iterate
@@ -24,21 +25,63 @@ from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import manifest_of_run
-from expert.run.stored.trained_rows import trained_rows
 
 if TYPE_CHECKING:
     from expert.data.pipeline import DataPipeline
     from expert.data.prepared import PreparedData, PreparedSplit
 
 
+ROW_DIFFERENCES = ("data.tokens", "data.index")
+"""Prefixes of differences about the rows, which --allow-changed accepted."""
+
+
+@dataclass(frozen=True)
+class TrainedRows:
+    """All rows a run was trained on, over all its starts."""
+
+    tokens: frozenset[str]
+    """Short keys of the prepared rows, as in the names of their folders; a key depends on the
+    content of the rows and on their formatting."""
+    indexes: frozenset[str]
+    """Names of the pack indexes, which depend on the keys and the rows drawn."""
+    mixed: bool
+    """It continued with other rows than it started with."""
+
+    def same_as(self, other: TrainedRows) -> bool:
+        """Whether two runs surely drew the same rows from the same data."""
+        known = bool(self.tokens and self.indexes) and not (self.mixed or other.mixed)
+        return known and (self.tokens, self.indexes) == (other.tokens, other.indexes)
+
+
+def trained_rows(folder: RunFolder) -> TrainedRows:
+    """Collected from events and checkpoints, of which some may be gone."""
+    from expert.data.tokens.prepare import short_key
+    from expert.training.checkpoint import CheckpointError, read_state
+
+    tokens: set[str] = set()
+    indexes: set[str] = set()
+    mixed = False
+    for event in read_events(folder.events):
+        if event["event"] == "data" and event.get("split") == "train":
+            tokens.update([short_key(str(event["key"]))] if event.get("key") else ())
+            indexes.update([str(event["index"])] if event.get("index") else ())
+        elif event["event"] == "resumed":
+            lines = event.get("changed") or ()
+            mixed = mixed or any(str(line).startswith(ROW_DIFFERENCES) for line in lines)
+    for _, checkpoint in checkpoints_in(folder.checkpoints):
+        try:
+            data = read_state(checkpoint)["identity"]["data"]
+            tokens.update(short_key(key) for key in data["tokens"])
+            indexes.add(data["index"])
+        except (CheckpointError, KeyError, TypeError):
+            continue
+    return TrainedRows(frozenset(tokens), frozenset(indexes), mixed)
+
+
 TOKENS_ONLY = (
     "{}: its rows are tokens, without questions and answers to judge by  (name rows of text with "
     "--test-set FILE)"
 )
-
-
-class NoTestSet(ExpertError):
-    """Nothing to judge an expert by."""
 
 
 class TrainedRowsUnknown(Exception):
@@ -76,7 +119,7 @@ class RestoredSplit(NamedTuple):
             numbers = {store.row(int(document)) for document in own}
             reading = reader_for(self.line, source)
             if source in self.line.chosen.tokens:
-                raise NoTestSet(TOKENS_ONLY.format(source.name))
+                raise ExpertError(TOKENS_ONLY.format(source.name))
             columns = reading.columns  # None for characters
             if columns is None:
                 columns = detect_source_columns(survey_rows(iterate(source)), self.line.spec)
@@ -91,7 +134,7 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     from expert.data.named_sources import named_sources
     from expert.data.pipeline import open_pipeline, recipe_of
     from expert.data.splits import prepare_splits
-    from expert.data.tokens.prepare import look
+    from expert.data.tokens.prepare import look, short_key
 
     folder, plan, place = run.folder, run.plan, run.place
     if place is None:
@@ -103,14 +146,18 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     line = open_pipeline(plan, read, named)
     trains = line.sources_of("train")
     recipes = [recipe_of(line, source) for source in trains]
-    difference = trained.difference_to([recipe for recipe, _ in recipes])
-    if difference:
-        raise TrainedRowsUnknown(difference)
+    if not trained.tokens:
+        raise TrainedRowsUnknown("the run folder does not record which rows it was trained on")
+    if trained.mixed or len(trained.indexes) > 1:
+        raise TrainedRowsUnknown("the run was resumed with other rows than it started with")
+    if trained.tokens != {short_key(recipe.key()) for recipe, _ in recipes}:
+        raise TrainedRowsUnknown("the data, or how its rows are read, changed since the run")
     if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
         raise TrainedRowsUnknown("the prepared rows are gone")
     prepared = prepare_splits(line)
     assert prepared is not None
-    if not trained.has_index(prepared.train.index_file.name):
+    # If no index is known the recipes decide.
+    if trained.indexes and trained.indexes != {prepared.train.index_file.name}:
         raise TrainedRowsUnknown("other rows would be held out now than in the run")
     return RestoredSplit(line, trains, prepared)
 
@@ -146,7 +193,7 @@ def trained_among(rows: Sequence[Example], run: Run, *, make: bool) -> list[bool
 def refuse_rows_baseline_trained_on(
     judged: Sequence[Example], name: str, run: Run, other: Run
 ) -> None:
-    """Raise NoTestSet if the baseline may have been trained on rows that the run held out."""
+    """Raise ExpertError if the baseline may have been trained on rows that the run held out."""
     if trained_rows(other.folder).same_as(trained_rows(run.folder)):
         return
     where = f"{other.folder.path}: the baseline"
@@ -154,14 +201,14 @@ def refuse_rows_baseline_trained_on(
     try:
         known = trained_among(judged, other, make=True)
     except (TrainedRowsUnknown, ExpertError, OSError) as error:
-        raise NoTestSet(
+        raise ExpertError(
             f"{where} may have been trained on the rows it would be judged by ({name}): "
             f"{error}  ({remedy}, or restore the data as it was)"
         ) from error
     # A row that occurs twice may be both trained on and held out; that applies to the run, too.
     ours = trained_among(judged, run, make=True) if any(known) else known
     if count := sum(map(operator.gt, known, ours)):
-        raise NoTestSet(
+        raise ExpertError(
             f"{where} was trained on {count} of the {len(judged)} rows it would be judged by "
             f"({name})  ({remedy}, or compare with a run that held out the same ones)"
         )

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from expert.core.errors import ExpertError
 from expert.core.files import read_json
 from expert.core.rundir import RunFolder
 from expert.core.text import counted
@@ -20,7 +21,6 @@ from expert.data.records import BadRow, DataError, Dropped, Example, Row, Turn, 
 from expert.data.template.templates import Template, TemplateError
 from expert.jobs.validate.held_out import (
     TOKENS_ONLY,
-    NoTestSet,
     Run,
     TrainedRowsUnknown,
     restore_split,
@@ -38,8 +38,6 @@ _OWN_KEYS = frozenset({"id", "task", "expected", "check", "domain"})
 SHOWN_BAD_ROWS = 3
 _PROMPT_ROLES = ("user", "tool")
 """Roles that are followed by an answer."""
-
-__all__ = ["NoTestSet", "TestSet", "data_folder", "find_test_set"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +109,7 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
     spec, place = DatasetSpec.model_validate(run.plan.data.dataset), run.place
     if named is not None:
         if not named.exists():
-            raise NoTestSet(f"--test-set {named}: there is no such file")
+            raise ExpertError(f"--test-set {named}: there is no such file")
         if (found := _cases_in(named)) is not None:
             return _of_cases(named, found)
         source = resolve_sources(DatasetSpec(path=str(named.resolve())), named.parent).train
@@ -120,11 +118,11 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
             return _of_sources([source], spec, str(named))
         except ColumnsNotFound as error:
             what = str(error).partition("  (")[0]
-            raise NoTestSet(
+            raise ExpertError(
                 f"--test-set {what}  (name its columns as those of the rows it was trained on)"
             ) from None
     if place is None:
-        raise NoTestSet(
+        raise ExpertError(
             f"{run.folder.path}: the run's data was moved or deleted  (name rows with --test-set "
             "FILE, or the folder of the manifest with --expert)"
         )
@@ -167,14 +165,14 @@ def _of_cases(path: Path, found: Mapping[str, Any]) -> TestSet:
     """A test_cases.json; its cases are read like training rows of instruction, input and output."""
     cases, version = found.get("cases") or [], found.get("version", CASES_VERSION)
     if version != CASES_VERSION or not cases or not all(isinstance(case, dict) for case in cases):
-        raise NoTestSet(
+        raise ExpertError(
             f"{path}: is not a file of cases  (an object with version {CASES_VERSION} and a list "
             "of cases, which are objects)"
         )
     rows = []
     for number, case in enumerate(cases, 1):
         if not set(case) - _OWN_KEYS:
-            raise NoTestSet(f"{path}: case {number} asks nothing  (write instruction, and input)")
+            raise ExpertError(f"{path}: case {number} asks nothing  (write instruction, and input)")
         asked = {key: value for key, value in case.items() if key not in _OWN_KEYS}
         facts = {key: case[key] for key in ("id", "task", "check", "domain") if key in case}
         rows.append(Row({**asked, "output": case.get("expected"), **facts}, str(path), number))
@@ -191,14 +189,14 @@ def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> Test
         if not seen.rows:
             first_row(source)  # raises, with the reason
         if "input_ids" in seen.names:
-            raise NoTestSet(TOKENS_ONLY.format(source.name))
+            raise ExpertError(TOKENS_ONLY.format(source.name))
         groups.append((iterate(source), detect_source_columns(seen, spec)))
     return _of_rows(groups, spec, name)
 
 
 def _of_split(run: Run, spec: DatasetSpec) -> TestSet:
     """The part of the training rows that was held out, found again with the run's seed."""
-    nothing = NoTestSet(
+    nothing = ExpertError(
         f"{run.folder.path}: the manifest holds out no rows  (name rows with --test-set FILE, or "
         "set training.dataset.test_path)"
     )
@@ -208,7 +206,7 @@ def _of_split(run: Run, spec: DatasetSpec) -> TestSet:
     try:
         drawn = restore_split(run)
     except TrainedRowsUnknown as why:
-        raise NoTestSet(
+        raise ExpertError(
             f"{run.folder.path}: the rows it held out of {name} are not known: {why}  (name rows "
             "it was not trained on with --test-set FILE, or restore the data as it was)"
         ) from why
@@ -244,7 +242,7 @@ def _of_rows(
             "\n".join([f"{name}: {counted(len(bad), 'bad row')}", *bad[:SHOWN_BAD_ROWS]])
         )
     if not examples:
-        raise NoTestSet(f"{name}: there are no rows  (name others with --test-set FILE)")
+        raise ExpertError(f"{name}: there are no rows  (name others with --test-set FILE)")
     return TestSet(name=name, domain=domain, examples=tuple(examples), cases=tuple(cases))
 
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.decoding import DecodingSettings, resolve_decoding
 from expert.answer.writer import Answer
-from expert.core.rundir import weights_hash
+from expert.core.errors import ExpertError
+from expert.core.publish import weights_hash
+from expert.core.stored_json import read_object
 from expert.jobs.validate.held_out import Run, refuse_rows_baseline_trained_on, trained_cases
-from expert.jobs.validate.requirements import (
-    CannotValidate,
-    JudgeChoice,
-    check_requirements,
-    choose_judge,
-)
 from expert.jobs.validate.row_losses import row_losses
 from expert.jobs.validate.saved_verdict import validation_file
 from expert.jobs.validate.test_sets import (
@@ -30,12 +26,20 @@ from expert.jobs.validate.test_sets import (
     with_rendered_answers,
 )
 from expert.jobs.validate.validation import CheckpointResult, Judged, Validation, notes_on
-from expert.judging.gate import MAX_REGRESSION, MIN_NEW_CASES, ModelResult, evaluate_gate
-from expert.judging.judge_command import score_all
+from expert.judging.domain import OPEN, TEXT, domain_of, is_strict, kind_of_answers
+from expert.judging.gate import (
+    MAX_REGRESSION,
+    MIN_NEW_CASES,
+    GateRequirements,
+    ModelResult,
+    evaluate_gate,
+)
+from expert.judging.judge_command import JudgeCommand, score_all
 from expert.judging.judge_pool import judge_all
-from expert.judging.oracles.oracle import Judgement, wrong
+from expert.judging.oracles.oracle import Judgement, oracle_for, wrong
 from expert.judging.oracles.text import OPEN_KIND
 from expert.judging.score import compare
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.stored.choose_checkpoint import BASE, Choice, choose, states
 from expert.run.stored.load import (
     Trained,
@@ -50,8 +54,6 @@ from expert.run.stored.locate import find_expert
 if TYPE_CHECKING:
     from expert.judging.cases import Case
     from expert.training.objectives.objective import EvalResult
-
-__all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
 
 ALL = "all"
 
@@ -93,15 +95,13 @@ def validate(
     if unknown:
         raise TypeError(f"validate() has no argument {unknown[0]}")
     if checkpoints not in (None, ALL):
-        raise CannotValidate(
-            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
-        )
+        raise ExpertError(f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)")
     if limit is not None and limit < 1:
-        raise CannotValidate(f"limit: got {limit}, expected a whole number of at least 1")
+        raise ExpertError(f"limit: got {limit}, expected a whole number of at least 1")
     check_requirements(asked)
     began, run, computes_on = time.monotonic(), _run_at(expert), pick_device(device)
     if not os.access(run.folder.path, os.W_OK):
-        raise CannotValidate(
+        raise ExpertError(
             f"{run.folder.path}: is read-only, and the verdict is written there  (copy the run to "
             "another folder, and name that)"
         )
@@ -199,6 +199,120 @@ REQUIREMENTS = (
 )
 
 
+# --- how answers are judged, why, and what the gate requires of them -----------------------------
+
+OF_OPEN_TEXT = ("min_improvement", "min_token_accuracy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeChoice:
+    """The judge, why it was chosen, and what the gate requires."""
+
+    domain: str
+    """Of the cases that do not name their own."""
+    because: str
+    judge: JudgeCommand | None
+    has_judged_answers: bool
+    """Some answers are judged by an oracle or by the expected text."""
+    compares_with_base: bool
+    """The loss on the rows is compared with the base's."""
+    demands: GateRequirements
+    strict: bool
+    """A Markdown fence around an answer makes it wrong."""
+
+    def settings(self) -> dict[str, Any]:
+        """The requirements for validation.json: those that do not apply are None."""
+        found = asdict(self.demands)
+        if not self.has_judged_answers:
+            found["min_accuracy"] = None
+        if not self.compares_with_base:
+            found |= dict.fromkeys(OF_OPEN_TEXT)
+        if self.judge is None:
+            found["min_score"] = None
+        return {**found, "strict": self.strict}
+
+
+def check_requirements(asked: Mapping[str, Any]) -> JudgeCommand | None:
+    """The judge command of the user's requirements, where None is not given; raises for all that no
+    result can meet or miss, such as 95 for 95 %."""
+    problems = [
+        f"{name}: got {value!r}, expected a number from 0 to 1"
+        for name, value in asked.items()
+        if name in GateRequirements.__annotations__ and value is not None and not 0 <= value <= 1
+    ]
+    if problems:
+        raise ExpertError("\n".join(problems))
+    own = {"min_score": asked.get("min_score"), "seconds": asked.get("judge_seconds")}
+    given = {name: value for name, value in own.items() if value is not None}
+    if asked.get("judge_command"):
+        judge = JudgeCommand(command=asked["judge_command"], **given)
+        judge.parts()
+        return judge
+    if given:
+        raise ExpertError(
+            "--min-score, --judge-seconds: are for the scores of a judge program  (name it with "
+            "--judge-command)"
+        )
+    return None
+
+
+def choose_judge(
+    run: Run, test: TestSet, domain: str | None, asked: Mapping[str, Any]
+) -> JudgeChoice:
+    """Choose the judge: as requested, else as the cases say, else the manifest, else by the
+    expected answers themselves. `asked`: the user's requirements; ExpertError for one that does
+    not apply to these answers."""
+    judge = check_requirements(asked)
+    whole = test.part_of or test  # a part is judged as the whole would be
+    cases = whole.every_case
+    tags = read_object(run.folder.manifest).get("capabilities")
+    written = domain_of(tags if isinstance(tags, list) else (), run.plan.decoding)
+    name, because = TEXT, "every case names its own" if cases else "there is no answer to judge"
+    if domain:
+        name, because = domain, f"--domain {domain}"
+    elif whole.domain:
+        name, because = whole.domain, f"{whole.name} names its domain"
+    elif written:
+        name, because = written, "the manifest names it (decoding or capabilities)"
+    elif undecided := [case.expected for case in cases if not case.domain]:
+        name, because = kind_of_answers(undecided)
+    kinds = {case.domain or name for case in cases}
+    for each in {name, *kinds}:
+        oracle_for(each)  # an unknown one is reported before anything is loaded
+    given = {key: value for key, value in asked.items() if value is not None}
+    of_open_text = [key for key in OF_OPEN_TEXT if key in given]
+    choice = JudgeChoice(
+        domain=name,
+        because=f"scored by --judge-command {judge.command}" if judge is not None else because,
+        judge=judge,
+        has_judged_answers=bool(kinds - {OPEN}) and judge is None,
+        compares_with_base=(OPEN in kinds and judge is None) or bool(not cases and of_open_text),
+        demands=GateRequirements(
+            **{key: given[key] for key in GateRequirements.__annotations__ if key in given}
+        ),
+        strict=is_strict(run.plan.decoding),
+    )
+    option, why = "", choice.because if cases else "the rows have no answers to judge"
+    if not cases and judge is not None:
+        option, fix = "--judge-command", "leave it out, or name rows with answers with --test-set"
+    elif given.get("min_accuracy") and not choice.has_judged_answers:
+        option, fix = "--min-accuracy", "require --min-score of a judge command, or "
+        fix += "--min-improvement of open text, or compare with --baseline"
+        why = f"no accuracy is measured: {why}"
+    elif of_open_text and (not choice.compares_with_base or run.plan.model.name == CHAR_GPT):
+        option = " and ".join(f"--{key.replace('_', '-')}" for key in of_open_text)
+        fix = "leave it out, or judge the answers as open text with --domain open"
+        why = f"is for open text, compared with its base: {why}"
+        if run.plan.model.name == CHAR_GPT:
+            why = "the character model is trained from scratch, there is no base to compare with"
+    if option:
+        raise ExpertError(f"{option}: {test.name}: {why}  ({fix})")
+    return choice
+
+
+# --- answers and their judgements ----------------------------------------------------------------
+
+
 def _run_at(expert: str | Path | None) -> Run:
     folder, beside = find_expert(Path(expert) if expert is not None else None, "finished")
     plan = read_plan(folder)
@@ -242,7 +356,7 @@ def answer_rows(
 
     name, template = trained.choice.name, trained.template
     if test.every_case and template is None:
-        raise CannotValidate(
+        raise ExpertError(
             f"{run.folder.path}: the character model only continues text, and the rows are "
             f"conversations ({test.name})  (name a text file with --test-set FILE)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.parallel.engine import Groups
 from expert.planning.run_plan import RunPlan
 from expert.run.build import Built
-from expert.run.session.identity import blocking_differences, identity, options_affecting_weights
+from expert.run.session.identity import KERNELS, NO_EFFECT_ON_WEIGHTS, identity
 from expert.run.session.session import (
     Session,
     continue_from,
@@ -143,7 +144,10 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     options = changed_options(folder, session.opened.read.manifest)
     now = identity(plan, session.data, session.group.run_on_rank_0(session.base))
     changed = state_difference(saved["identity"], now)
-    counted = blocking_differences(changed, options)
+    # Another kernel chosen by a machine or a failure merely rounds differently: only reported.
+    asked = {KERNELS.get(path.rpartition(".")[2]) for path, _, _ in options}
+    paths = [(line, line.partition(":")[0]) for line in changed]
+    counted = [line for line, path in paths if not path.startswith("kernels.") or path in asked]
     if counted and not allow_changed:
         raise _different_run(session, found, saved["identity"], counted, options)
     if first:
@@ -160,15 +164,19 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
         session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
 
 
-def check_room(session: Session, needed: int, saves: int | None) -> None:
-    """Raise DiskFull unless all checkpoints that will exist together fit on the disk.
-
-    `saves`: how many the run will write, if known; `needed`: bytes of one.
-    """
-    folder, keep = session.folder.checkpoints, session.plan.watch.keep_checkpoints
+def check_room(session: Session, needed: int | None) -> None:
+    """Raise DiskFull unless all checkpoints that will exist together fit on the disk. `needed`:
+    bytes of one, if known."""
+    done, loop, folder = session.state.done, session.loop_plan, session.folder.checkpoints
+    if not session.keeps or needed is None or done == session.plan.length.total_steps:
+        return
+    keep = session.plan.watch.keep_checkpoints
     # One more than is kept: the new one is complete before an old one is deleted.
     limits = [keep + 1 - len(checkpoints_in(folder))] if keep is not None else []
-    limits += [saves] if saves is not None else []
+    if loop.total_steps is not None:  # how many are still to come, including the last
+        every = loop.save_every or loop.total_steps
+        between = loop.save_best and loop.eval_every % every and loop.eval_every < loop.total_steps
+        limits.append(math.ceil(loop.total_steps / every) - done // every + bool(between))
     check_space(folder, needed, max(1, min(limits, default=1)))
 
 
@@ -181,7 +189,8 @@ def _different_run(
 ) -> CheckpointError:
     """The error for a run started with other settings: the causes first, then what they change.
     `then`: the identity of the checkpoint."""
-    options = options_affecting_weights(options)
+    free = {f"training.config.{key}" for key in NO_EFFECT_ON_WEIGHTS}
+    options = [option for option in options if option[0] not in free]
     causes = what_changed(options, then.get("data", {}).get("tokens"), session.data)
     seen = {cause.partition(":")[0] for cause in causes}
     rest = [line for line in changed if line.partition(":")[0] not in seen]

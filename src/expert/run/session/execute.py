@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -116,7 +115,7 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     emit, device, world = session.emit, session.device, session.group.world
     began = time.monotonic()
     if session.built is None:  # check with the planned size before loading a model in vain
-        _check_room(session, session.plan.disk.checkpoint_bytes)
+        check_room(session, session.plan.disk.checkpoint_bytes)
     built = model_of(session)
     _probe_once(session)
     emit("loaded", step=session.state.done, seconds=time.monotonic() - began)
@@ -197,18 +196,6 @@ def _probe_once(session: Session) -> None:
         return
     session.doing = "probe"
     built = model_of(session)
-    _check_room(session, bytes_needed(built.tensors()) + upcoming_optimizer_bytes(built, plan))
+    check_room(session, bytes_needed(built.tensors()) + upcoming_optimizer_bytes(built, plan))
     probe(session)
     session.doing, session.tried = "training", trial
-
-
-def _check_room(session: Session, needed: int | None) -> None:
-    """`needed`: bytes of a checkpoint, if known."""
-    done, loop, saves = session.state.done, session.loop_plan, None
-    if not session.keeps or needed is None or done == session.plan.length.total_steps:
-        return
-    if loop.total_steps is not None:  # how many are still to come, including the last
-        every = loop.save_every or loop.total_steps
-        between = loop.save_best and loop.eval_every % every and loop.eval_every < loop.total_steps
-        saves = math.ceil(loop.total_steps / every) - done // every + bool(between)
-    check_room(session, needed, saves)

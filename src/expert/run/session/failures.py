@@ -38,10 +38,11 @@ def failure_of(
 ) -> Failure | None:
     """The failure behind an exception; None if another plan would not help."""
     # First, and at any depth: compilers wrap the error when memory runs out.
-    full = next((cause for cause in _causes_and_contexts(error) if is_out_of_memory(cause)), None)
+    full = next((each for each in _causes_and_contexts(error) if is_out_of_memory(each)), None)
     if full is not None:
         return OutOfMemory(where=where, message=str(full))
-    for cause in _chain(error):
+    cause: BaseException | None = error
+    while cause is not None:  # outermost first
         if isinstance(cause, PeerFailed):
             return cause.failure  # type: ignore[no-any-return]
         if isinstance(cause, PlanUnsupported):
@@ -66,14 +67,8 @@ def failure_of(
             return KernelUnavailable(kernel=kernel, reason=_sentence(cause))
         if NOT_DETERMINISTIC in str(cause) and plan is not None and plan.kernels.deterministic:
             return KernelUnavailable(kernel="attention", reason=_sentence(cause))
+        cause = cause.__cause__
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes, outermost first."""
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def _causes_and_contexts(error: BaseException) -> Iterator[BaseException]:

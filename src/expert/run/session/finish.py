@@ -11,12 +11,14 @@ from expert.core.events import read_events
 from expert.core.interrupts import signal_label
 from expert.core.publish import publishing
 from expert.core.resources import reporting_disk_full
-from expert.core.rundir import RunFolder, checkpoint_name
+from expert.core.rundir import checkpoint_name
 from expert.data.feed.run_data import RunData
 from expert.model.saving import save_trained
+from expert.run.open import Opened, Resumed
 from expert.run.session.evaluate import evaluate_split
 from expert.run.session.result import RunResult
 from expert.run.session.session import Session, loading_seconds, model_of, saving_seconds
+from expert.run.stored.changes import finished_before
 from expert.training.checkpoint import CheckpointError, bytes_needed, check_space, load_checkpoint
 
 
@@ -66,8 +68,13 @@ def stopped(session: Session, exit_code: int) -> RunResult:
     return _result(session, exit_code=exit_code, final=None, test_loss=None)
 
 
-def already_finished(folder: RunFolder, end: dict[str, Any], data: RunData) -> RunResult:
-    """The result of a run with nothing left to do, from its last event."""
+def already_finished(opened: Opened, resumed: Resumed) -> RunResult | None:
+    """The result of a resumed run with nothing left to do, from its last event; None if it has."""
+    folder, end = resumed.folder, None
+    if resumed.checkpoint == folder.checkpoints:
+        end = finished_before(folder, opened.read.manifest, opened.data)
+    if end is None:
+        return None
     return RunResult(
         folder=folder.path,
         exit_code=EXIT_OK,
@@ -77,8 +84,9 @@ def already_finished(folder: RunFolder, end: dict[str, Any], data: RunData) -> R
         test_loss=end.get("test_loss"),
         final=folder.final,
         last_eval_loss=end.get("last_eval_loss"),
-        held_out=_has_held_out_rows(data),
+        held_out=_has_held_out_rows(opened.data),
         nothing_left=True,
+        warnings=opened.warnings,
     )
 
 

@@ -6,7 +6,6 @@ so that no new key is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from expert.planning.models.resolve import snapshot_in_cache, weight_files
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
     from expert.planning.run_plan import AdapterPlan, ModelPlan, RunPlan
-    from expert.run.stored.changes import Option
 
 UNQUANTIZED = ("none", "bf16", "fp16")
 """Kinds of `quantization` that leave the base unchanged."""
@@ -136,20 +134,6 @@ def start_of(adapter: AdapterPlan) -> str | None:
     """The hash of the weights that training starts from, if it starts from a trained adapter."""
     file = Path(adapter.start or "", "adapter_model.safetensors")
     return sha256_of(file) if adapter.start and file.is_file() else None
-
-
-def blocking_differences(changed: Sequence[str], options: Sequence[Option]) -> list[str]:
-    """The differences that forbid resuming. Another kernel chosen by a machine or a failure, which
-    merely rounds differently, is only reported."""
-    asked = {KERNELS.get(path.rpartition(".")[2]) for path, _, _ in options}
-    paths = [(line, line.partition(":")[0]) for line in changed]
-    return [line for line, path in paths if not path.startswith("kernels.") or path in asked]
-
-
-def options_affecting_weights(options: Sequence[Option]) -> list[Option]:
-    """The changed keys that weights may depend on."""
-    free = {f"training.config.{key}" for key in NO_EFFECT_ON_WEIGHTS}
-    return [option for option in options if option[0] not in free]
 
 
 class BaseWeights:

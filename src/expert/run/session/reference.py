@@ -64,7 +64,13 @@ class Reference:
             else:
                 known = self._measure(split)
                 if self.group.world.is_first:
-                    self._store(file, known)
+                    try:
+                        with writing_hashed(file) as stream:
+                            np.save(stream, known, allow_pickle=False)
+                    except OSError as error:
+                        what = "the reference cannot be kept, and is measured again next time"
+                        text = f"{file.parent}: {what}: {error.strerror}"
+                        self.emit("warning", text=text)
             found[split.name] = replace(split, reference=known)
         how = "read" if read == len(found) else "measured"
         rows = sum(len(self._needed(split)) for split in filter(None, splits))
@@ -103,14 +109,6 @@ class Reference:
 
     def _most_rows(self, split: PreparedSplit) -> int | None:
         return self.plan.watch.eval_rows if split is self.data.validation else None
-
-    def _store(self, file: Path, known: Logps) -> None:
-        try:
-            with writing_hashed(file) as stream:
-                np.save(stream, known, allow_pickle=False)
-        except OSError as error:
-            text = "the reference cannot be kept, and is measured again next time"
-            self.emit("warning", text=f"{file.parent}: {text}: {error.strerror}")
 
     def _measure(self, split: PreparedSplit) -> Logps:
         plan, engine, answers = self.plan, self.built.engine, self.plan.objective.branches

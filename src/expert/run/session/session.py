@@ -13,6 +13,7 @@ import torch
 from expert.core.events import EventLog, Sink
 from expert.core.rundir import RunFolder
 from expert.data.feed.run_data import RunData
+from expert.data.splits import stream_of
 from expert.model.device_memory import release_memory
 from expert.model.load import check_vocabulary
 from expert.parallel.engine import Groups
@@ -146,8 +147,7 @@ def open_session(
         log: EventLog | None = None
         if first:
             trackers = open_trackers(plan.watch.trackers, folder.path, warn)
-            log = EventLog(folder.events, (*sinks, *trackers))
-            closing.callback(log.close)
+            log = closing.enter_context(EventLog(folder.events, (*sinks, *trackers)))
             closing.callback(close_trackers, trackers)
         signals = closing.enter_context(
             Signals(
@@ -291,4 +291,6 @@ def continue_from(session: Session, state: TrainState, groups: Groups | None) ->
 def settle_loader(session: Session) -> None:
     """Reopen a stream with the workers of the current plan."""
     if session.data.stream is not None:
-        session.data = replace(session.data, stream=session.opened.restream(session.plan))
+        assert session.opened.line is not None
+        stream = stream_of(replace(session.opened.line, plan=session.plan))
+        session.data = replace(session.data, stream=stream)

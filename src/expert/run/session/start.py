@@ -26,10 +26,24 @@ from expert.telemetry.cpu import available_cores
 
 
 def announce(session: Session) -> None:
-    """Write manifest, plan and environment, and report the start."""
+    """Write manifest, plan and environment, remove leftovers of dead writers, and report the
+    start."""
     plan, device, emit = session.plan, session.device, session.emit
     if session.group.world.is_first:
-        _write_run_files(session)
+        folder, opened = session.folder, session.opened
+        for place in (folder.path, folder.checkpoints):
+            if place.is_dir():
+                remove_leftovers(place, alone=True)
+        try:
+            folder.write_json("manifest.json", opened.read.manifest.model_dump(mode="json"))
+            folder.write_json("plan.json", plan_to_store(plan))
+            folder.write_json("environment.json", environment(opened.machine))
+            characters = getattr(session.data.encoder, "characters", None)
+            if characters is not None:  # needed to read checkpoints of a character model
+                known = {"type": "characters", "characters": characters}
+                folder.write_json("vocabulary.json", known)
+        except OSError as error:
+            raise unwritable(folder.path, error) from error
     facts = started_facts(session.folder, plan, session.opened)
     emit("started", step=session.state.done, **facts)
     if device.type == "cpu":
@@ -42,24 +56,6 @@ def announce(session: Session) -> None:
     if trouble:
         text = f"the loss runs without its Triton kernel: {trouble}"
         emit("warning", step=session.state.done, text=text)
-
-
-def _write_run_files(session: Session) -> None:
-    """Write manifest, plan and environment; remove leftovers of dead writers."""
-    folder, opened = session.folder, session.opened
-    for place in (folder.path, folder.checkpoints):
-        if place.is_dir():
-            remove_leftovers(place, alone=True)
-    try:
-        folder.write_json("manifest.json", opened.read.manifest.model_dump(mode="json"))
-        folder.write_json("plan.json", plan_to_store(session.plan))
-        folder.write_json("environment.json", environment(opened.machine))
-        characters = getattr(session.data.encoder, "characters", None)
-        if characters is not None:  # needed to read checkpoints of a character model
-            known = {"type": "characters", "characters": characters}
-            folder.write_json("vocabulary.json", known)
-    except OSError as error:
-        raise unwritable(folder.path, error) from error
 
 
 def started_facts(folder: RunFolder, plan: RunPlan, opened: Opened) -> dict[str, Any]:

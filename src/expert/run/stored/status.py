@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.events import Event, follow, read_events
+from expert.core.publish import is_alive
 from expert.core.rundir import RunFolder, holder_of
 
 State = Literal["running", "finished", "stopped", "failed", "gone"]
@@ -179,7 +181,9 @@ def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
 def trainer_is_alive(folder: RunFolder) -> bool:
     """Whether a process holds the run's lock; one on another machine is assumed to be alive."""
     holder = holder_of(folder.lock_file)
-    return holder is not None and holder.may_live
+    if holder is None:
+        return False
+    return holder.host != socket.gethostname() or is_alive(holder.pid)
 
 
 def follow_run(

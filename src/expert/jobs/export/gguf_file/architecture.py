@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expert.jobs.export.checks import CannotExport
+from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,11 +47,11 @@ _ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def family_of(config: Any) -> Family:
-    """The family of a model; CannotExport, with all reasons, if llama.cpp or this writer does not
+    """The family of a model; ExpertError, with all reasons, if llama.cpp or this writer does not
     support it."""
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise CannotExport(
+        raise ExpertError(
             f"--gguf: model_type {config.model_type!r} is not supported  (supported: "
             f"{', '.join(FAMILIES)}; or export --merged and convert it with llama.cpp)"
         )
@@ -76,7 +76,7 @@ def family_of(config: Any) -> Family:
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", False),
     }
     if wrong := [text for text, applies in problems.items() if applies]:
-        raise CannotExport(
+        raise ExpertError(
             f"--gguf: llama.cpp would compute this model differently: {'; '.join(wrong)}  (export "
             "it with --merged)"
         )
@@ -176,7 +176,7 @@ def stored_tensors(model: Any, family: Family) -> list[StoredTensor]:
             continue
         name = file_name(source, family, config)
         if name is None:
-            raise CannotExport(
+            raise ExpertError(
                 f"--gguf: llama.cpp has no name for the tensor {source}  (export it with --merged)"
             )
         to_file, to_model = tensor_converters(name, family, config)

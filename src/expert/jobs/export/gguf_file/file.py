@@ -56,7 +56,8 @@ def write_model(
     file_type = "ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"
     writer.add_file_type(gguf.LlamaFileType[file_type])
     writer.add_quantization_version(_QUANTIZATION_VERSION)
-    words.add_to(writer)
+    for method, *arguments in words.calls:
+        getattr(writer, method)(*arguments)
     stored = stored_tensors(model, family)
     layers, tied = model.config.num_hidden_layers, "output.weight" not in {s.name for s in stored}
     types = {s.name: tensor_type(s.name, s.shape, kind, layers=layers, tied=tied) for s in stored}

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from expert.core.errors import ExpertError
 from expert.data.records import Turn
 from expert.data.template.templates import Template
-from expert.jobs.export.checks import CannotExport
 
 if TYPE_CHECKING:
     from expert.data.tokens.encoder import TextEncoder
@@ -60,10 +60,6 @@ class Vocabulary(NamedTuple):
     """Spaces after markers are dropped, which llama.cpp only does for models named Phi-3."""
     notes: tuple[str, ...]
 
-    def add_to(self, writer: Any) -> None:
-        for method, *arguments in self.calls:
-            getattr(writer, method)(*arguments)
-
 
 def vocabulary(
     encoder: TextEncoder,
@@ -73,12 +69,12 @@ def vocabulary(
     ends: Sequence[int],
     chat_template: str,
 ) -> Vocabulary:
-    """The tokenizer of an expert, one token per row of the embedding; CannotExport if llama.cpp
+    """The tokenizer of an expert, one token per row of the embedding; ExpertError if llama.cpp
     cannot reproduce it."""
     tokenizer_json: dict[str, Any] = json.loads(encoder.tokenizer.to_str())
     model = tokenizer_json["model"]
     if model["type"] != "BPE":
-        raise CannotExport(
+        raise ExpertError(
             f"--gguf: tokenizers of type {model['type']} are not supported  "
             "(supported: BPE, byte-level or with byte fallback; export it with --merged)"
         )
@@ -166,7 +162,7 @@ def _pre_tokenizer(tokenizer_json: Mapping[str, Any], notes: list[str]) -> str:
     normalizer = tokenizer_json.get("normalizer")
     if pre is None or (normalizer and normalizer["type"] != "NFC"):
         kinds = ", ".join(str(step.get("type")) for step in steps)
-        raise CannotExport(
+        raise ExpertError(
             f"--gguf: llama.cpp does not support this pre-tokenizer ({kinds}, normalizer "
             f"{normalizer and normalizer['type']})  (supported: "
             f"{', '.join(PRE_TOKENIZERS.values())}; export it with --merged)"
@@ -225,7 +221,7 @@ def _space_prefix(
             for text in (asked, *PROBES)
         ):
             return prefix
-    raise CannotExport(
+    raise ExpertError(
         "--gguf: llama.cpp's SentencePiece would give other tokens than this tokenizer  "
         "(export it with --merged)"
     )
