@@ -471,7 +471,7 @@ def test_a_mixer_names_data_sets_with_their_shares_and_splits():
     )
     two = read(f"model_name_or_path: tiny\ndataset_mixer: {{owner/a: 1, owner/b: 0.5}}\n{splits}")
     tasks = two.manifest.training.dataset.tasks
-    assert {name: task.weight for name, task in tasks.items()} == {"a": 1.0, "b": 0.5}
+    assert {name: task.weight for name, task in (tasks or {}).items()} == {"a": 1.0, "b": 0.5}
     assert any("held out of the training rows" in str(notice) for notice in two.notices)
 
 

@@ -69,8 +69,7 @@ def test_a_resumed_run_starts_from_the_same_changed_base(base, tmp_path):
     settings["modules_to_save"] = ["embed_tokens", "lm_head"]
     manifest = write_expert(tmp_path / "made", base, settings)
     whole = run(manifest).folder
-    resumed = shutil.copytree(whole, tmp_path / "resumed")
-    shutil.rmtree(resumed / "final")
+    resumed = copied(whole, tmp_path / "resumed")
     done = run(manifest, resume=str(resumed / "checkpoints" / "step-000002"))
     assert weights_of(done.folder) == weights_of(whole)
     made = load_file(done.folder / "final" / "adapter_model.safetensors")

@@ -18,7 +18,6 @@ from expert.training.optim import (
     has_weight_decay,
     load_optimizer_tensors,
     optimizer_tensors,
-    set_rate,
     step_if_finite,
 )
 from tests.each import each
@@ -232,14 +231,12 @@ def test_the_fused_step_does_not_read_the_norm_back(monkeypatch):
 def test_the_second_factor_of_an_adapter_has_the_rate_of_lora_plus(kind):
     named = parameters()
     optimizer = made(kind, named, loraplus_lr_ratio=16.0)
-    set_rate(optimizer, 0.25)
     names = {id(parameter): name for name, parameter in named}
     rates = {
-        names[id(parameter)]: group["lr"]
+        names[id(parameter)]: group["rate_factor"]
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    assert {name for name, rate in rates.items() if rate == 4.0} == {
-        "blocks.0.q_proj.lora_B.default.weight"
-    }
-    assert set(rates.values()) == {0.25, 4.0}
+    second = {name for name, factor in rates.items() if factor == 16}
+    assert second == {"blocks.0.q_proj.lora_B.default.weight"}
+    assert set(rates.values()) == {1.0, 16.0}
