@@ -76,14 +76,10 @@ def test_a_run_that_memorised_its_rows_is_overfitted():
 # --- on the page ---------------------------------------------------------------------------------
 
 
-def overfitted_run(folder: Path, **files: Any) -> Path:
+def test_the_head_of_an_overfitted_run_is_about_learning_and_nowhere_good(tmp_path: Path):
     steps = [step_event(n, loss=loss) for n, loss in enumerate(MEMORISED, 1)]
     evals = [{**event, "time": START + event["step"]} for event in evals_of(1.01, 1.4, 1.8)]
-    return write_run(folder, [started(), *steps, *evals, finished(50)], **files)
-
-
-def test_the_head_of_an_overfitted_run_is_about_learning_and_nowhere_good(tmp_path: Path):
-    page = page_of(overfitted_run(tmp_path / "run"))
+    page = page_of(write_run(tmp_path / "run", [started(), *steps, *evals, finished(50)]))
     assert (page.kind, page.tone) == ("overfitted", "warning")
     assert page.verdict.startswith("The validation loss rose")
     assert "Good." not in page.verdict

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from expert.cli.validate import gate_lines
 from expert.jobs.validate.test_sets import NoTestSet
 from expert.jobs.validate.validate import validate
 from tests.jobs.runs import run, write_expert
@@ -123,8 +124,6 @@ NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
 
 
 def test_cases_trained_on_are_reported_and_left_out_of_the_gate(tmp_path):
-    from expert.cli.validate import gate_lines
-
     folder = own_run_without_validation(tmp_path)
     done = judged_by(folder, [*ROWS[:12], *NEW])
     assert [each.learnt for each in done.result.cases] == [True] * 12 + [False] * 10

@@ -15,11 +15,6 @@ def peaks_of(card: Card) -> tuple[float | None, ...]:
     return (card.bf16_tflops, card.fp16_tflops, card.tf32_tflops, card.fp8_tflops)
 
 
-def test_the_table_holds_at_least_sixty_cards_with_unique_slugs():
-    assert len(CARDS) >= 60
-    assert len({card.slug for card in CARDS}) == len(CARDS)
-
-
 @every_card
 def test_every_row_is_physically_possible_and_found_by_its_names(card: Card):
     bf16, fp16, tf32, fp8 = peaks_of(card)

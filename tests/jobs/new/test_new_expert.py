@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from expert.data.read import hub
+from expert.jobs.datasets.check import check_dataset
 from expert.jobs.new.new_expert import STARTERS, CannotCreate, new_expert
+from expert.jobs.train import train
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan
+from tests.data.tokenizers import model_folder
 from tests.each import each
 
 
@@ -24,8 +28,6 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("template", sorted(STARTERS))
 def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(template, tmp_path):
-    from expert.jobs.datasets.check import check_dataset
-
     made = new_expert("mine", template=template, into=tmp_path)
     read = read_manifest(made.manifest, strict=True)
     assert not [notice for notice in read.notices if notice.kind == "warning"]
@@ -39,9 +41,6 @@ def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(temp
 
 
 def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
-    from expert.data.read import hub
-    from expert.jobs.datasets.check import check_dataset
-
     datasets: Any = pytest.importorskip("datasets")
     asked = []
 
@@ -70,8 +69,6 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
 
 
 def test_a_new_expert_trains_as_it_is(tmp_path):
-    from expert.jobs.train import train
-
     made = new_expert("mine", template="json", into=tmp_path)
     done = train(made.manifest, overrides=("training.config.max_steps=2",))
     assert (done.exit_code, done.steps) == (0, 2)
@@ -304,8 +301,6 @@ def test_a_base_model_that_nobody_knows_or_that_needs_no_manifest_is_refused(tmp
 
 
 def test_a_model_folder_beside_the_caller_is_found_from_the_new_folder(tmp_path, monkeypatch):
-    from tests.data.tokenizers import model_folder
-
     model_folder(tmp_path / "here" / "small")
     (tmp_path / "here" / "small" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path / "here")
@@ -364,8 +359,6 @@ def test_rows_that_are_mostly_cut_or_unusable_make_no_expert(tmp_path):
 
 
 def test_rows_in_another_encoding_are_read_as_it_is_named(tmp_path):
-    from expert.jobs.datasets.check import check_dataset
-
     lines = "".join(f"frage {n},grün\n" for n in range(20))
     (tmp_path / "rows.csv").write_bytes(f"question,answer\n{lines}".encode("cp1252"))
     said = r"rows.csv: it is not UTF-8, probably cp1252  \(--encoding cp1252\)$"
