@@ -52,6 +52,9 @@ def feed(kind: str) -> dict[str, Any]:
         (RETRIES, [], None, "memory-bound", "", None),
         ({}, [], planned(**RECOMPUTED), "memory-bound", "int4", 1.35),  # the planner's choice
         ({}, [], planned(("kernels.checkpointing",), **RECOMPUTED), "compute-bound", "", None),
+        # A start of a minute; nine seconds of loading are added.
+        (step_events(4), [COMPILED | {"seconds": 45.0}], None, "compute-bound", "", None),
+        (step_events(4), [COMPILED | {"seconds": 55.0}], None, "start-bound", "", None),
         (step_events(3), [COMPILED, *SAVES], None, "start-bound", "torch_compile: false", None),
     ],
 )
