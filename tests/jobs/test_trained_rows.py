@@ -110,10 +110,6 @@ def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_it
 # --- cases that the run itself was trained on ----------------------------------------------------
 
 
-def own_run_without_validation(folder: Path) -> Path:
-    return own_run(folder, rows=ROWS, validation_split=0)
-
-
 def judged_by(run_folder: Path, rows: list[dict[str, Any]]) -> Any:
     file = run_folder.parents[1] / "judged.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -124,7 +120,7 @@ NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
 
 
 def test_cases_trained_on_are_reported_and_left_out_of_the_gate(tmp_path):
-    folder = own_run_without_validation(tmp_path)
+    folder = own_run(tmp_path, rows=ROWS, validation_split=0)
     done = judged_by(folder, [*ROWS[:12], *NEW])
     assert [each.learnt for each in done.result.cases] == [True] * 12 + [False] * 10
     assert done.result.standing.score.cases == 10
@@ -141,7 +137,7 @@ def test_cases_trained_on_are_reported_and_left_out_of_the_gate(tmp_path):
 
 
 def test_a_note_says_why_it_is_unknown_which_cases_were_trained_on(tmp_path):
-    folder = own_run_without_validation(tmp_path)
+    folder = own_run(tmp_path, rows=ROWS, validation_split=0)
     append_a_row(tmp_path)
     notes = judged_by(folder, NEW[:2]).notes
     assert any(

@@ -247,6 +247,13 @@ def trainable_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
     return tensors
 
 
+def plain_base(folder: Path, **options: Any) -> Any:
+    """The base as transformers alone loads it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+
+
 def stir(parameters: Iterable[Tensor]) -> None:
     """Give adapters values that change the model: fresh ones do nothing."""
     generator = torch.Generator().manual_seed(1)

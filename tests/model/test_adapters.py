@@ -17,6 +17,7 @@ from tests.model.models import (
     documents,
     load,
     make_batch,
+    plain_base,
     refusal,
     stir,
     tiny_model,
@@ -105,11 +106,9 @@ def test_a_bfloat16_base_learns(
 def plain_peft(loaded: LoadedModel, folder: Path, tmp_path: Path) -> Any:
     """The saved adapter on the base, loaded by transformers and PEFT alone."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     save_trained(loaded, tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return PeftModel.from_pretrained(base, tmp_path, is_trainable=True).train()
+    return PeftModel.from_pretrained(plain_base(folder), tmp_path, is_trainable=True).train()
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "lokr", "adalora"])

@@ -17,6 +17,7 @@ from tests.model.models import (
     documents,
     load,
     make_batch,
+    plain_base,
     tiny_model,
     trainable_tensors,
 )
@@ -49,12 +50,6 @@ def plain_logits(model: Any) -> Tensor:
 def assert_same(ours: Tensor, theirs: Tensor, error: float = FLOAT_ERROR) -> None:
     largest = theirs.abs().max().item()
     torch.testing.assert_close(ours, theirs, rtol=error, atol=error * largest)
-
-
-def plain_base(folder: Path, **options: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
