@@ -76,11 +76,7 @@ def test_a_baseline_trained_on_test_rows_is_refused_with_their_number(tmp_path):
     everything = own_run(tmp_path / "c", validation_split=0)
     with pytest.raises(NoTestSet, match="trained on 5 of the 5 rows"):
         validate(folder, baseline=everything, device="cpu")
-    words = (
-        r"b.*: the baseline was trained on (\d) of the 5 rows it would be judged by "
-        r"\(rows held out of train.jsonl\)  \(name rows that neither run was trained on "
-        "with --test-set FILE, or compare"
-    )
+    words = r"b.*: the baseline was trained on (\d) of the 5 rows it would be .*--test-set"
     with pytest.raises(NoTestSet, match=words):
         validate(folder, baseline=other, device="cpu")
     named = tmp_path / "a" / "test.jsonl"
@@ -91,19 +87,13 @@ def test_a_baseline_trained_on_test_rows_is_refused_with_their_number(tmp_path):
 def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_itself(tmp_path):
     folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
     append_a_row(tmp_path / "b")
-    words = (
-        "b.*: the baseline may have been trained on the rows it would be judged by "
-        r"\(rows held out of train.jsonl\): the data, or how its rows are read, changed since .*"
-        r"\(.*--test-set FILE, or restore the data"
-    )
+    words = "b.*: the baseline may have been trained on .*, changed since .*, or restore the data"
     with pytest.raises(NoTestSet, match=words):
         validate(folder, baseline=other, device="cpu")
     (tmp_path / "b").rename(tmp_path / "c")
     (tmp_path / "c" / "train.jsonl").unlink()
     (moved,) = (tmp_path / "c" / "runs").iterdir()
-    with pytest.raises(
-        NoTestSet, match=r"may have been trained on .*: its data was moved or deleted"
-    ):
+    with pytest.raises(NoTestSet, match=r"may have been trained on .*data was moved or deleted"):
         validate(folder, baseline=moved, device="cpu")
 
 

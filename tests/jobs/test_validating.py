@@ -237,9 +237,7 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
     asked = [(each.row, each.case.turn) for each in done.result.cases]
     assert asked == [(f"rows.jsonl:{row}", turn) for row, turn in ((1, 2), (2, 4), (4, 2), (5, 4))]
     assert done.result.rows.examples == 4
-    with pytest.raises(
-        CannotExport, match="not enough to tell whether the quality gate passes: 4 rows: accuracy"
-    ):
+    with pytest.raises(CannotExport, match=r"not enough to tell whether .*: 4 rows: accuracy"):
         export(learnt(), tmp_path / "out", device="cpu")
 
 

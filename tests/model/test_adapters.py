@@ -177,21 +177,13 @@ def test_none_trains_soft_prompts_alone(qwen: Path):
         (
             "qwen",
             {"target_modules": ["q_proj", "query"]},
-            (
-                "training.config.target_modules: query: the model has no such linear layer to "
-                "adapt  (choose from down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, "
-                "v_proj)"
-            ),
+            "target_modules: query: the model has no such linear layer to adapt  (choose from",
         ),
         ("llama", {"target_modules": ["lm_head"]}, "lm_head: the head cannot have an adapter"),
         (
             "qwen",
             {"kind": "lokr", "quantization": "int4"},
-            (
-                "training.config.adapter_type: lokr cannot be trained on int4 base weights: "
-                "PEFT has no such layer  (use quantization: none, or lora, dora, ia3 or "
-                "adalora)"
-            ),
+            "training.config.adapter_type: lokr cannot be trained on int4 base weights",
         ),
         ("gpt2", {"kind": "lokr"}, "lokr does not support transposed weights"),
         ("qwen", {"quantization": "int4", "init": "pissa"}, "base weights, which are in int4"),
@@ -203,10 +195,7 @@ def test_none_trains_soft_prompts_alone(qwen: Path):
         (
             "qwen",
             {"kind": "adalora", "total_steps": None},
-            (
-                "training.config.adapter_type: adalora prunes ranks over the whole run and "
-                "needs its length, which is unknown  (set max_steps, or use lora)"
-            ),
+            "adalora prunes ranks over the whole run and needs its length, which is unknown",
         ),
     ],
 )

