@@ -39,7 +39,6 @@ CPU_OF_THE_DOCUMENTS = "Intel(R) Xeon(R) Processor"
 SHORT_ANSWERS = "--set training.decoding.max_new_tokens=16"
 SHORTER = {
     r"--rows 8000\b": "--rows 400",
-    r"--set max_steps=10$": f"--set max_steps=3 {SHORT_ANSWERS}",
     r"(expert train dates)$": rf"\1 --epochs 2 {SHORT_ANSWERS}"
     " --set batch_size=4 --set learning_rate=1e-4 --set training.dataset.max_samples=60",
     r"(expert validate .* --baseline base --min-accuracy) 0.9$": r"\1 0",

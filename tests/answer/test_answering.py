@@ -56,6 +56,7 @@ def question(prompt: str) -> Example:
 
 
 QUESTIONS = [question(prompt) for prompt in PROMPTS]
+ANSWERED = [Example((*asked.turns, Turn("assistant", "cat"))) for asked in QUESTIONS]
 LENGTHS = [question(f"say {'cat and ' * count}dog") for count in (20, 19, 5, 14, 1, 0, 2, 6)]
 
 
@@ -146,29 +147,23 @@ def failing_cudnn():
         raise RuntimeError("Expected mha_graph.execute(handle).is_good() to be true")
 
 
-def with_answers() -> list[Example]:
-    return [Example((*asked.turns, Turn("assistant", "cat"))) for asked in QUESTIONS]
-
-
 def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypatch, cudnn):
-    rows = with_answers()
     expected = answer_all(loaded("lora"), QUESTIONS, GREEDY)
-    losses = row_losses(loaded("lora"), rows)
+    losses = row_losses(loaded("lora"), ANSWERED)
     for module, name in ((AnswerModel, "read"), (evaluation, "evaluate")):
         own = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, own=own: failing_cudnn() or own(*given))
     reported: list[str] = []
     assert answer_all(loaded("lora"), QUESTIONS, GREEDY, note=reported.append) == expected
     torch.backends.cuda.enable_cudnn_sdp(True)
-    assert row_losses(loaded("lora"), rows, note=reported.append) == losses
+    assert row_losses(loaded("lora"), ANSWERED, note=reported.append) == losses
     assert ["cuDNN" in text for text in reported] == [True, True]
 
 
 def test_losses_on_a_small_card_are_those_of_smaller_batches(monkeypatch):
-    rows = with_answers()
     plan = loaded("lora").plan.with_values({"batch.eval_batch": 3}, "", "preset")
     trained = replace(loaded("lora"), plan=plan)
-    expected, own = row_losses(trained, rows), evaluation.evaluate
+    expected, own = row_losses(trained, ANSWERED), evaluation.evaluate
 
     def small_card(engine, objective, batches):
         if len(batches[0].tokens) > 1:
@@ -176,7 +171,7 @@ def test_losses_on_a_small_card_are_those_of_smaller_batches(monkeypatch):
         return own(engine, objective, batches)
 
     monkeypatch.setattr(evaluation, "evaluate", small_card)
-    found = row_losses(trained, rows)
+    found = row_losses(trained, ANSWERED)
     assert (found.targets, found.examples) == (expected.targets, expected.examples)
     # Sums of float32 in another order.
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)

@@ -92,13 +92,6 @@ def gather(documents: list[Document], *cuts: int) -> FlatDocuments:
     )
 
 
-def spoiled(out: BatchArrays) -> BatchArrays:
-    """A batch full of what an earlier one left."""
-    for array in (getattr(out, name) for name in ARRAYS):
-        array.fill(1)
-    return out
-
-
 settings_of_a_batch = given(
     some=st.lists(documents(), min_size=1, max_size=25),
     rule=st.sampled_from(["best-fit", "concat", "none"]),
@@ -130,7 +123,9 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
     """A bin to a row, and all of them end to end in one."""
     store = gather(some, cut, cut // 2)
     index = pack(rule, store, length, policy, soft)
-    out = spoiled(BatchArrays.allocate(BatchShape.for_index(index, rows)))
+    out = BatchArrays.allocate(BatchShape.for_index(index, rows))
+    for name in ARRAYS:  # full of what an earlier batch left
+        getattr(out, name).fill(1)
     total = BatchCounts()
     for begin in range(0, index.bins, rows):
         bins = np.arange(begin, min(begin + rows, index.bins))

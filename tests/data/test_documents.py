@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.tokens.documents import DocumentStore, FlatDocuments, dataset_files, write_shard
+from expert.data.tokens.documents import DocumentStore, dataset_files, write_shard
 from expert.data.tokens.encoder import EncodedBatch
-from tests.data.shards import shard_of
+from tests.data.test_batches import documents, gather
 
 
 def encoded(tokens: list[list[int]], spans: list[list[int]]) -> EncodedBatch:
@@ -53,42 +52,20 @@ def test_documents_of_all_folders_and_shards_are_counted_through(tmp_path):
 # --- in shards -----------------------------------------------------------------------------------
 
 
-def flat(some: list[Any]) -> FlatDocuments:
-    return FlatDocuments([shard_of([t for t, _ in s], [p for _, p in s]) for s in some])
-
-
-def _with_spans(tokens: list[int], marks: list[bool]) -> tuple[list[int], list[tuple[int, int]]]:
-    """A document, and the runs of its tokens that are trained on."""
-    spans: list[tuple[int, int]] = []
-    for place, mark in enumerate(marks[: len(tokens)]):
-        if mark and spans and spans[-1][1] == place:
-            spans[-1] = (spans[-1][0], place + 1)
-        elif mark:
-            spans.append((place, place + 1))
-    return tokens, spans
-
-
-partly_learnt = st.builds(
-    _with_spans, st.lists(st.just(7), max_size=8), st.lists(st.booleans(), min_size=8)
-)
-
-
-@given(some=st.lists(st.lists(partly_learnt, max_size=5), max_size=4), data=st.data())
+@given(some=st.lists(documents(), min_size=1, max_size=12), data=st.data())
 def test_a_range_has_targets_if_a_trained_token_is_not_its_first(some, data):
-    store = flat(some)
-    documents = [one for shard in some for one in shard]
-    if not documents:
-        return
-    asked = data.draw(st.lists(st.integers(0, len(documents) - 1), max_size=6))
-    starts = [data.draw(st.integers(0, len(documents[one][0]))) for one in asked]
+    cuts = data.draw(st.lists(st.integers(0, 12), max_size=3))
+    store = gather(some, *cuts)
+    asked = data.draw(st.lists(st.integers(0, len(some) - 1), max_size=6))
+    starts = [data.draw(st.integers(0, len(some[one][0]))) for one in asked]
     stops = [
-        data.draw(st.integers(start, len(documents[one][0])))
+        data.draw(st.integers(start, len(some[one][0])))
         for one, start in zip(asked, starts, strict=True)
     ]
     plain = [
-        any(start < place < stop for a, b in documents[one][1] for place in range(a, b))
+        any(start < place < stop for a, b in some[one][1] for place in range(a, b))
         for one, start, stop in zip(asked, starts, stops, strict=True)
     ]
     columns = [np.array(column, np.int64) for column in (asked, starts, stops)]
     assert store.have_targets(*columns).tolist() == plain
-    assert store.without_spans(columns[0]).tolist() == [not documents[one][1] for one in asked]
+    assert store.without_spans(columns[0]).tolist() == [not some[one][1] for one in asked]

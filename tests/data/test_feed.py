@@ -31,19 +31,15 @@ from tests.each import each
 CPU = torch.device("cpu")
 
 
-def some_documents(count: int = 60, seed: int = 0) -> FlatDocuments:
-    random = np.random.default_rng(seed)
-    lengths = random.integers(2, 30, count)
-    tokens = [random.integers(10, 500, length).tolist() for length in lengths]
-    spans = [[(int(length) // 2, int(length))] for length in lengths]
-    return FlatDocuments([shard_of(tokens, spans)])
-
-
 class Case:
     """Sixty documents, packed; steps of five bins."""
 
     def __init__(self, soft_tokens: int = 0, most_pieces: int | None = None) -> None:
-        self.store = some_documents()
+        random = np.random.default_rng(0)
+        lengths = random.integers(2, 30, 60)
+        tokens = [random.integers(10, 500, length).tolist() for length in lengths]
+        spans = [[(int(length) // 2, int(length))] for length in lengths]
+        self.store = FlatDocuments([shard_of(tokens, spans)])
         self.index: PackIndex = pack_best_fit(
             self.store.lengths, 64, 1, soft_tokens=soft_tokens, most_pieces=most_pieces
         )

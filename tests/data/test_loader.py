@@ -44,15 +44,11 @@ def prepared(tmp_path: Path) -> MakeBatch:
     return from_prepared(pack_none(store.lengths, LENGTH, overlong="cut"), store)
 
 
-def an_order(grouped: bool = False) -> DataOrder:
-    lengths = np.array([min(len(text), LENGTH) for text in LINES])
-    return DataOrder(len(LINES), 4, seed=5, grouped=lengths if grouped else None)
-
-
 def a_feed(dataset, *, done=0, total=14, rows=2, grouped=False, **options) -> PaddedFeed:
+    lengths = np.array([min(len(text), LENGTH) for text in LINES])
     return PaddedFeed(
         dataset,
-        an_order(grouped),
+        DataOrder(len(LINES), 4, seed=5, grouped=lengths if grouped else None),
         done=done,
         total=total,
         rows=rows,

@@ -7,17 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 import expert
 from expert.core.errors import ExpertError
 from expert.data.named_sources import CHECKS_FILE
-from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.run.open import prepare
+from tests.data.shards import read_back
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.each import each
 from tests.run.test_preparing import an_expert, texts_of
@@ -64,21 +63,11 @@ def cached_expert(folder: Path, rows: list[dict[str, Any]]) -> tuple[Path, Path]
 
 
 ROWS = [token_row(n) for n in range(20)]
+ANSWERS = sorted(f"SELECT {n} FROM town;<|im_end|>" for n in range(20))
 
 
 def bytes_below(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def trained_texts(data: PreparedData) -> list[str]:
-    """What is trained on, as text, row by row."""
-    store = data.train.open()
-    found = []
-    for document in range(len(store)):
-        ids = store.tokens(document)
-        spans = np.asarray(store.spans(document)).reshape(-1, 2)
-        found.append("".join(TOKENIZER.decode(ids[a:b].tolist(), False) for a, b in spans))
-    return found
 
 
 def test_tokens_that_the_cache_path_names_are_used_without_their_padding(tmp_path):
@@ -91,9 +80,7 @@ def test_tokens_that_the_cache_path_names_are_used_without_their_padding(tmp_pat
         f"SELECT {n} FROM town;<|im_end|>"
         for n in range(20)
     ), "'town' stands in the tokens, the rows say 'city'"
-    assert sorted(trained_texts(made)) == sorted(
-        f"SELECT {n} FROM town;<|im_end|>" for n in range(20)
-    )
+    assert sorted(trained for trained, _ in read_back(made)) == ANSWERS
     assert bytes_below(folder) == before
     assert not made.doubts
     assert made.train.folders[0].folder.is_relative_to(tmp_path / "datasets_optimized")
@@ -122,9 +109,7 @@ def test_tokens_at_the_root_of_a_project_are_found_from_the_working_directory(
     assert "found in the working directory" in found.because
     made = prepare(file)
     assert any(str(folder) in note for note in made.notes)
-    assert sorted(trained_texts(made)) == sorted(
-        f"SELECT {n} FROM town;<|im_end|>" for n in range(20)
-    )
+    assert sorted(trained for trained, _ in read_back(made)) == ANSWERS
     assert bytes_below(folder) == before
 
 

@@ -131,7 +131,7 @@ REAL = sorted(path.relative_to(SHARED).as_posix() for path in SHARED.rglob("*.js
 
 
 @pytest.mark.skipif(not REAL, reason="the real data is not beside this checkout")
-@pytest.mark.parametrize("most", [100, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [40, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", REAL or ["absent"])
 def test_real_rows_in_words_have_the_tokens_and_spans_of_whole_rows(name, most):
     documents, encoder = rows_of(SHARED / name, most), qwen3_encoder()

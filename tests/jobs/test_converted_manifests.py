@@ -14,9 +14,8 @@ from tests.jobs.runs import ROWS, base_model, write_expert
 
 
 def opened(file: Path) -> tuple[Any, Any]:
-    opened = open_run(file)
-    plan, data = opened.plan, opened.data
-    return plan, data
+    found = open_run(file)
+    return found.plan, found.data
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json"])

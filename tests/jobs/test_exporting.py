@@ -209,13 +209,6 @@ def test_an_export_that_forgets_the_adapter_is_refused_and_leaves_nothing(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nan_logits_are_refused():
-    good, bad = torch.zeros(2, 3), torch.full((2, 3), torch.nan)
-    found = compare([good, good], [good, bad])
-    assert not found.within(torch.inf)
-    assert not compare([good, good], [bad, good]).within(torch.inf)
-
-
 def test_logits_are_computed_without_tf32_that_a_run_has_allowed():
     allowed = []
 
@@ -236,7 +229,7 @@ def test_logits_are_computed_without_tf32_that_a_run_has_allowed():
         torch.set_float32_matmul_precision(before)
 
 
-def test_rounding_everywhere_passes_and_one_wrong_row_of_the_head_does_not():
+def test_rounding_everywhere_passes_and_one_wrong_row_of_the_head_or_nan_does_not():
     generator = torch.Generator().manual_seed(1)
     logits = [torch.randn(40, 5000, generator=generator) for _ in range(3)]
     rounded = [one + 0.03 * torch.randn(one.shape, generator=generator) for one in logits]
@@ -247,6 +240,9 @@ def test_rounding_everywhere_passes_and_one_wrong_row_of_the_head_does_not():
     found = compare(logits, rounded)
     assert found.share < TOLERANCE["bf16"]
     assert not found.within(TOLERANCE["bf16"])
+    good, bad = torch.zeros(2, 3), torch.full((2, 3), torch.nan)
+    assert not compare([good, good], [good, bad]).within(torch.inf)
+    assert not compare([good, good], [bad, good]).within(torch.inf)
 
 
 def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):

@@ -6,6 +6,7 @@ llama_cpp may live in an environment of its own, whose interpreter EXPERT_LLAMA_
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
@@ -157,8 +158,6 @@ def test_llama_cpp_gives_the_same_logits(family, tmp_path):
 
 def rounded(done: Exported, trained: Trained) -> Any:
     """Our own model with the weights of a file."""
-    import copy
-
     module: Any = copy.deepcopy(trained.loaded.module)
     model = module.merge_and_unload() if hasattr(module, "merge_and_unload") else module
     read_into(done.folder / done.file, model, family_of(model.config))
@@ -176,8 +175,6 @@ def test_a_rounded_file_is_read_as_it_was_written(family, kind, tmp_path):
 
 def written(trained: Trained, path: Path, kind: str) -> Path:
     """The base of an expert, without its adapter, as a file."""
-    import copy
-
     module: Any = copy.deepcopy(trained.loaded.module)
     base = module.unload()
     assert trained.template is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from expert.cli.validate import gate_lines
 from expert.core.errors import ExpertError
 from expert.jobs.validate.validate import validate
 from tests.jobs.runs import run, write_expert
@@ -75,11 +76,7 @@ def test_a_baseline_trained_on_test_rows_is_refused_with_their_number(tmp_path):
     everything = own_run(tmp_path / "c", validation_split=0)
     with pytest.raises(ExpertError, match="trained on 5 of the 5 rows"):
         validate(folder, baseline=everything, device="cpu")
-    words = (
-        r"b.*: the baseline was trained on (\d) of the 5 rows it would be judged by "
-        r"\(rows held out of train.jsonl\)  \(name rows that neither run was trained on "
-        "with --test-set FILE, or compare"
-    )
+    words = r"b.*: the baseline was trained on (\d) of the 5 rows it would be .*--test-set"
     with pytest.raises(ExpertError, match=words):
         validate(folder, baseline=other, device="cpu")
     named = tmp_path / "a" / "test.jsonl"
@@ -90,27 +87,17 @@ def test_a_baseline_trained_on_test_rows_is_refused_with_their_number(tmp_path):
 def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_itself(tmp_path):
     folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
     append_a_row(tmp_path / "b")
-    words = (
-        "b.*: the baseline may have been trained on the rows it would be judged by "
-        r"\(rows held out of train.jsonl\): the data, or how its rows are read, changed since .*"
-        r"\(.*--test-set FILE, or restore the data"
-    )
+    words = "b.*: the baseline may have been trained on .*, changed since .*, or restore the data"
     with pytest.raises(ExpertError, match=words):
         validate(folder, baseline=other, device="cpu")
     (tmp_path / "b").rename(tmp_path / "c")
     (tmp_path / "c" / "train.jsonl").unlink()
     (moved,) = (tmp_path / "c" / "runs").iterdir()
-    with pytest.raises(
-        ExpertError, match=r"may have been trained on .*: its data was moved or deleted"
-    ):
+    with pytest.raises(ExpertError, match=r"may have been trained on .*data was moved or deleted"):
         validate(folder, baseline=moved, device="cpu")
 
 
 # --- cases that the run itself was trained on ----------------------------------------------------
-
-
-def own_run_without_validation(folder: Path) -> Path:
-    return own_run(folder, rows=ROWS, validation_split=0)
 
 
 def judged_by(run_folder: Path, rows: list[dict[str, Any]]) -> Any:
@@ -123,9 +110,7 @@ NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
 
 
 def test_cases_trained_on_are_reported_and_left_out_of_the_gate(tmp_path):
-    from expert.cli.validate import gate_lines
-
-    folder = own_run_without_validation(tmp_path)
+    folder = own_run(tmp_path, rows=ROWS, validation_split=0)
     done = judged_by(folder, [*ROWS[:12], *NEW])
     assert [each.learnt for each in done.result.cases] == [True] * 12 + [False] * 10
     assert done.result.standing.score.cases == 10
@@ -142,7 +127,7 @@ def test_cases_trained_on_are_reported_and_left_out_of_the_gate(tmp_path):
 
 
 def test_a_note_says_why_it_is_unknown_which_cases_were_trained_on(tmp_path):
-    folder = own_run_without_validation(tmp_path)
+    folder = own_run(tmp_path, rows=ROWS, validation_split=0)
     append_a_row(tmp_path)
     notes = judged_by(folder, NEW[:2]).notes
     assert any(

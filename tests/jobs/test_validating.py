@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import expert
+from expert.cli.export import exported_lines
 from expert.cli.validate import gate_lines, score_sheet
 from expert.core.errors import ExpertError
 from expert.core.hashed import write_hashed
@@ -76,8 +77,6 @@ def test_rows_that_a_run_held_out_are_found_again_and_were_not_learnt():
 
 
 def test_sixteen_right_answers_do_not_show_95_percent():
-    from expert.cli.validate import gate_lines
-
     done = validate(learnt(), device="cpu")
     reason = "16 rows: accuracy 80.6% to 100.0%; to show 95.0% takes 73 rows"
     assert (done.gate.passed, done.gate.reasons) == (None, (reason,))
@@ -216,8 +215,6 @@ def test_turns_without_an_answer_or_weight_are_not_cases(tmp_path):
 
 
 def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
-    from expert.cli.validate import score_sheet
-
     rows = rows_file(tmp_path, [talk(f"a {n}", YES, "b", YES, "c", YES) for n in range(4)])
     done = validate(learnt(), test_set=rows, baseline="base", device="cpu")
     assert (done.result.score.judged, done.result.score.rows) == (12, 4)
@@ -236,9 +233,7 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
     asked = [(each.row, each.case.turn) for each in done.result.cases]
     assert asked == [(f"rows.jsonl:{row}", turn) for row, turn in ((1, 2), (2, 4), (4, 2), (5, 4))]
     assert done.result.rows.examples == 4
-    with pytest.raises(
-        ExpertError, match="not enough to tell whether the quality gate passes: 4 rows: accuracy"
-    ):
+    with pytest.raises(ExpertError, match=r"not enough to tell whether .*: 4 rows: accuracy"):
         export(learnt(), tmp_path / "out", device="cpu")
 
 
@@ -287,8 +282,6 @@ def test_a_validation_that_cannot_be_read_or_is_of_few_rows_is_no_pass(tmp_path)
 
 
 def test_a_partial_validation_does_not_replace_a_full_one():
-    from expert.cli.validate import gate_lines
-
     validate(learnt(), device="cpu")
     few = validate(learnt(), device="cpu", limit=4)
     assert len(written(learnt())["cases"]) == len(TESTS)
@@ -306,8 +299,6 @@ def test_a_partial_validation_does_not_replace_a_full_one():
 
 
 def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):
-    from expert.cli.export import exported_lines
-
     found = {
         "gate": {"passed": True, "reasons": []},
         "checkpoint": "final",

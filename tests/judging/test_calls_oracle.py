@@ -13,9 +13,7 @@ from tests.judging.judged import CALL, OTHER, judged
 
 def test_where_no_call_is_expected_the_text_is_judged():
     assert judged("calls", "It rains.", " It  rains.").passed is True
-    assert (
-        judged("calls", "It rains.", "It snows.").reason == "the text differs from the expected one"
-    )
+    assert "the text differs" in judged("calls", "It rains.", "It snows.").reason
     found = judged("calls", "It rains.", f"It rains.\n{CALL}")
     assert (found.passed, found.reason) == (False, "f is called; nothing should be called")
     found = judged("calls", "<tool_call>f()</tool_call>", CALL)

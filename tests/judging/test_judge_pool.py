@@ -45,10 +45,8 @@ def test_judging_continues_after_a_hang_or_a_crash():
         assert judged(case, "SELECT a FROM t").passed is True
         bench._seconds = 0.5
         found = judged(case_of(endless, setup=setup), "SELECT 1")
-        assert (found.passed, found.reason) == (
-            None,
-            "no oracle: the case itself takes longer than 0.5 s",
-        )
+        assert found.passed is None
+        assert found.reason == "no oracle: the case itself takes longer than 0.5 s"
         bench._seconds = 60
         assert judged(case, "SELECT a FROM t").passed is True
         assert bench._child is not None

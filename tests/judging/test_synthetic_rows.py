@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sqlglot
@@ -89,10 +88,6 @@ TURNED = "management T2 JOIN head T1 ON T1.head_id = T2.head_id"
             f"SELECT T1.name, COUNT(*) FROM {BOTH} GROUP BY T1.head_id",
         ),
         (
-            f"SELECT T1.name, COUNT(*) FROM {BOTH} GROUP BY T1.head_id",
-            f"SELECT T1.name, COUNT(*) FROM {BOTH} GROUP BY T1.head_id, T1.name",
-        ),
-        (
             "SELECT name FROM head WHERE age > 56 ORDER BY age",
             "SELECT name FROM head WHERE age > 56 ORDER BY age, name",
         ),
@@ -161,11 +156,6 @@ WIKISQL = Path(__file__).parents[3] / "shared" / "data" / "sql" / "test.jsonl"
 QUESTIONS = 300
 
 
-def in_other_words(row: dict[str, Any]) -> str:
-    text = row["output"].replace(" FROM t", " FROM t AS t", 1)
-    return text.replace("WHERE", "WHERE 1 = 1 AND") if "WHERE" in text else f"{text} WHERE 1 = 1"
-
-
 def changed(query: str) -> Iterator[str]:
     """The query without its conditions, with another value, and with the opposite sign."""
     where = sqlglot.parse_one(query, read="sqlite").find(exp.Where)
@@ -190,7 +180,9 @@ def test_real_questions_of_wikisql():
     other: Counter[bool | None] = Counter()
     for row in rows:
         prompt = f"{row['instruction']}\n{row['input']}"
-        same[judged("sql", row["output"], in_other_words(row), prompt=prompt).passed] += 1
+        text = row["output"].replace(" FROM t", " FROM t AS t", 1)
+        said = text.replace("WHERE", "WHERE 1 = 1 AND") if "WHERE" in text else f"{text} WHERE 1=1"
+        same[judged("sql", row["output"], said, prompt=prompt).passed] += 1
         for query in changed(row["output"]):
             other[judged("sql", row["output"], query, prompt=prompt).passed] += 1
     assert same[False] == 0

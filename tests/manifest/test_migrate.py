@@ -28,7 +28,6 @@ from tests.each import each
 from tests.manifest.reading import (
     MINIMAL,
     error_of,
-    notices_of,
     problems_of,
     put,
     read,
@@ -190,15 +189,6 @@ def test_a_word_for_the_arithmetic_sets_both_flags(name: str, word: str, bf16: A
     assert (config.bf16, config.fp16) == (bf16, fp16)
 
 
-def test_a_word_for_the_arithmetic_is_refused_if_unknown_or_contradicted():
-    for value in (True, 16, ["bf16"], "bf17"):
-        assert "expected bfloat16, float16" in problems_of(_file(dtype=value))[0].what
-    data = _file(dtype="bf16")
-    data["training"]["config"] = {"bf16": "auto", "fp16": True}
-    (problem,) = problems_of(data)
-    assert problem.what == "is 'bf16', but training.config.fp16 is true"
-
-
 @pytest.mark.parametrize("name", LOAD_IN_NAMES)
 def test_load_in_bits_sets_the_quantization_of_every_model(name: str):
     bits = "int4" if "4" in name else "int8"
@@ -208,15 +198,6 @@ def test_load_in_bits_sets_the_quantization_of_every_model(name: str):
         assert [model.quantization for model in models] == [quantization] * 2
     (problem,) = problems_of({**data, name: "x"})
     assert problem.what == "got 'x', expected true or false"
-
-
-def test_one_beta_leaves_the_other_alone():
-    both = read(MINIMAL + "adam_beta1: 0.7\nadam_beta2: 0.8")
-    assert both.manifest.training.config.betas == (0.7, 0.8)
-    assert read(MINIMAL + "adam_beta2: 0.8").manifest.training.config.betas == (0.9, 0.8)
-    assert "line 3: adam_beta2: read as training.config.betas[1]" in notices_of(
-        MINIMAL + "adam_beta2: 0.8"
-    )
 
 
 def test_null_means_unset_except_where_it_is_a_value():

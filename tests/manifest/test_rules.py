@@ -35,20 +35,13 @@ TASKS = "base_model: X\ntraining:\n  dataset:\n    tasks:\n      a: {train: x.js
 @each(
     ("text", "problem"),
     [
-        (
-            MINIMAL + "soft_prompts:\n  - name: p\n  - name: q\n    init_method: text\n",
-            "line 5: soft_prompts[1].init_text: init_method is text",
-        ),
         (  # found beside a task without a dot
             TASKS + "      a.b:\n        train: ../x.jsonl\n",
             "line 7: training.dataset.tasks.a.b.train: '../x.jsonl'",
         ),
         (
             "base_models: [X, {name: Y, quantization: int8}]\ndataset: a\nadapter_type: full",
-            (
-                "m.yaml: 1 problem\n  - line 1: base_models[1].quantization: adapter_type full "
-                "cannot train an int8 base  (use quantization: none, or an adapter_type)"
-            ),
+            "line 1: base_models[1].quantization: adapter_type full cannot train an int8 base",
         ),
         *(
             (
@@ -82,10 +75,6 @@ def test_a_problem_has_the_path_and_the_line_of_what_is_wrong(text: str, problem
         ),
         ("attention: sdpa\npacking: false", None),
         ("greater_is_better: true\nmetric_for_best_model: eval_token_accuracy", None),
-        (
-            "greater_is_better: false\nmetric_for_best_model: eval_token_accuracy",
-            "line 3: greater_is_better: warning: applied, although higher accuracy is better",
-        ),
         ("adapter_type: ia3\ndropout: 0.1", "line 4: dropout: not used here: ia3 has no dropout"),
         (
             "soft_prompts: [{name: p}]\nadapter_type: none\ndropout: 0.1",

@@ -65,10 +65,3 @@ def test_qlora_is_lora_on_an_int4_base(quantization: str):
     assert manifest.training.config.adapter_type == "lora"
     assert manifest.base_models[0].quantization == "int4"
     assert "line 3: adapter_type: read as lora on an int4 base" in notices_of(text)
-
-
-def test_the_length_of_a_soft_prompt_is_its_tokens():
-    text = MINIMAL + "soft_prompts: [{name: p}, {name: q, length: 64}]"
-    assert [prompt.tokens for prompt in read(text).manifest.soft_prompts] == [32, 64]
-    assert notices_of(text)[1] == "line 3: soft_prompts[1].length: read as soft_prompts[1].tokens"
-    assert read(MINIMAL + "soft_prompts: [{name: q, length: 6, tokens: 6}]").manifest.soft_prompts

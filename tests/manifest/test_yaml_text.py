@@ -100,14 +100,6 @@ def test_a_value_knows_its_path_and_the_line_of_its_key():
         ("a: \x07", "not YAML: control characters are not allowed"),
         ("a: \ud800", "not YAML: half of a surrogate pair"),
         ('a: "\\ud800"', "line 1: not YAML: found invalid Unicode character escape code"),
-        *(
-            (text, f"line 1: the YAML tag {tag} is refused  (write a plain value)")
-            for text, tag in {
-                "a: !<x> 1": "x",
-                "a: !!str 5": "!!str",
-                "? !t a\n: 1": "!t",
-            }.items()
-        ),
         ("a: {<<: [{}, 1]}", "line 1: a: << merges objects only  (name an anchor of an object)"),
         ("[" * 100, "line 1: nested more than 60 deep  (this is not a manifest)"),
         ("[" * 61 + "]" * 61, None),

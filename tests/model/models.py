@@ -89,10 +89,6 @@ def model_plan(folder: Path | str, **changes: Any) -> ModelPlan:
     return ModelPlan(**{**own, **changes})
 
 
-def char_plan(**architecture: Any) -> ModelPlan:
-    return model_plan("char-gpt", place="built-in", architecture=architecture)
-
-
 def adapter_plan(kind: str = "lora", **changes: Any) -> AdapterPlan:
     has_rank = kind in ("lora", "dora", "lokr", "adalora")
     own: dict[str, Any] = {
@@ -156,7 +152,7 @@ def load(
 def load_characters(vocabulary: int | str, *, seed: int = 0, **architecture: Any) -> LoadedModel:
     """A character model at its first weights."""
     return load_model(
-        char_plan(**architecture),
+        model_plan("char-gpt", place="built-in", architecture=architecture),
         adapter_plan("full"),
         kernel_plan(),
         vocabulary=vocabulary,
@@ -249,6 +245,13 @@ def trainable_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
     if loaded.ranks is not None:
         tensors |= {f"adalora.{name}": value for name, value in loaded.ranks.tensors().items()}
     return tensors
+
+
+def plain_base(folder: Path, **options: Any) -> Any:
+    """The base as transformers alone loads it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
 
 
 def stir(parameters: Iterable[Tensor]) -> None:

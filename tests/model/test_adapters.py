@@ -17,6 +17,7 @@ from tests.model.models import (
     documents,
     load,
     make_batch,
+    plain_base,
     refusal,
     stir,
     tiny_model,
@@ -105,11 +106,9 @@ def test_a_bfloat16_base_learns(
 def plain_peft(loaded: LoadedModel, folder: Path, tmp_path: Path) -> Any:
     """The saved adapter on the base, loaded by transformers and PEFT alone."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     save_trained(loaded, tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return PeftModel.from_pretrained(base, tmp_path, is_trainable=True).train()
+    return PeftModel.from_pretrained(plain_base(folder), tmp_path, is_trainable=True).train()
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "lokr", "adalora"])
@@ -178,23 +177,16 @@ def test_none_trains_soft_prompts_alone(qwen: Path):
         (
             "qwen",
             {"target_modules": ["q_proj", "query"]},
-            (
-                "training.config.target_modules: query: the model has no such linear layer to "
-                "adapt  (choose from down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, "
-                "v_proj)"
-            ),
+            "target_modules: query: the model has no such linear layer to adapt  (choose from",
         ),
         ("llama", {"target_modules": ["lm_head"]}, "lm_head: the head cannot have an adapter"),
         (
             "qwen",
             {"kind": "lokr", "quantization": "int4"},
-            (
-                "training.config.adapter_type: lokr cannot be trained on int4 base weights: "
-                "PEFT has no such layer  (use quantization: none, or lora, dora, ia3 or "
-                "adalora)"
-            ),
+            "training.config.adapter_type: lokr cannot be trained on int4 base weights",
         ),
         ("gpt2", {"kind": "lokr"}, "lokr does not support transposed weights"),
+        ("qwen", {"quantization": "int4", "init": "pissa"}, "base weights, which are in int4"),
         (
             "qwen",
             {"kind": "full", "quantization": "int8"},
@@ -203,10 +195,7 @@ def test_none_trains_soft_prompts_alone(qwen: Path):
         (
             "qwen",
             {"kind": "adalora", "total_steps": None},
-            (
-                "training.config.adapter_type: adalora prunes ranks over the whole run and "
-                "needs its length, which is unknown  (set max_steps, or use lora)"
-            ),
+            "adalora prunes ranks over the whole run and needs its length, which is unknown",
         ),
     ],
 )
@@ -275,12 +264,6 @@ def test_pissa_starts_as_the_base_does_and_is_saved_for_the_base_as_it_is(qwen, 
     again = load(qwen, init="pissa")
     load_trainable(again, trainable_tensors(loaded))
     assert torch.equal(again.module(input_ids=ids).logits, expected)
-
-
-def test_pissa_on_a_quantised_base_is_refused(qwen):
-    assert "base weights, which are in int4" in refusal(
-        lambda: load(qwen, quantization="int4", init="pissa")
-    )
 
 
 @each("family", ["qwen3", "llama"])  # one shares embedding and head

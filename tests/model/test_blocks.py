@@ -43,19 +43,13 @@ def gradients(model: nn.Module, seed: int = 0) -> list[Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def with_lokr(model: Any, dropout: float) -> nn.Module:
-    """With a dropout that is LoKr's own."""
-    options: dict[str, Any] = {"target_modules": ["down_proj"], "init_weights": False}
-    config = peft.LoKrConfig(r=2, alpha=4, rank_dropout=dropout, **options)
-    adapted: nn.Module = peft.get_peft_model(model, config)
-    return adapted
-
-
 def a_trained_model(*, lora: bool = False, lokr: bool = False, dropout: float = 0.0) -> nn.Module:
     model: Any = a_model("Qwen3", attention_dropout=0.0 if lokr else dropout)
     model.set_attn_implementation(IMPLEMENTATIONS["sdpa"])
-    if lokr:
-        return with_lokr(model, dropout).train()
+    if lokr:  # with a dropout of its own
+        options: dict[str, Any] = {"target_modules": ["down_proj"], "init_weights": False}
+        config = peft.LoKrConfig(r=2, alpha=4, rank_dropout=dropout, **options)
+        return peft.get_peft_model(model, config).train()
     return (with_lora(model, dropout) if lora else model).train()
 
 

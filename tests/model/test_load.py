@@ -20,6 +20,7 @@ from tests.model.models import (
     load,
     make_batch,
     model_plan,
+    plain_base,
     refusal,
     rewrite_config,
     tiny_model,
@@ -31,8 +32,6 @@ FLOAT_ERROR = 100 * 2**-24
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2", "gemma2", "granite", "cohere", "phi"])
 def test_packed_loss_equals_that_of_transformers_on_documents_alone(family: str, tmp_path: Path):
-    from transformers import AutoModelForCausalLM
-
     own: dict[str, Any] = {
         "gemma2": {"final_logit_softcapping": 2.0, "attn_logit_softcapping": None},
         "granite": {"logits_scaling": 3.0},
@@ -43,7 +42,7 @@ def test_packed_loss_equals_that_of_transformers_on_documents_alone(family: str,
     loaded = load(folder, "none", attention="eager")
     found = documents(9, 6, 12)
     batch = make_batch([found[:2], found[2:]], length=16)
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    plain = plain_base(folder).eval()
     expected, correct = 0.0, 0
     with torch.no_grad():
         for document in found:
@@ -172,7 +171,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def foreign(tmp_path: Path) -> Path:
     """A model that brings a program, which leaves a trace when it runs."""
     folder = tiny_model(tmp_path / "model")
-    rewrite_config(folder, model_type="evil", auto_map=FOREIGN)
+    rewrite_config(folder, auto_map=FOREIGN)
     (folder / "modeling_evil.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w').write('ran')")
     return folder
 
@@ -191,28 +190,24 @@ def test_a_model_with_remote_code_is_refused(
     foreign: Path, name: str, revision: str | None, allowed: bool
 ):
     foreign = foreign.rename(foreign.with_name(name))
+    rewrite_config(foreign, model_type="evil")
     text = refusal(lambda: load(foreign, revision=revision, allow_remote_code=allowed))
-    assert text == (
-        f"{foreign}: its config.json (auto_map) asks to run code that comes with the "
-        "model  (pin a commit you have read as revision and add --allow-remote-code, "
-        "or use another model)"
-    )
+    assert f"{foreign}: its config.json (auto_map) asks to run code" in text
+    assert "add --allow-remote-code" in text
     assert not (foreign.parent / "trace").exists()
 
 
 def test_pinned_and_allowed_remote_code_is_accepted(foreign: Path):
     snapshot = foreign.rename(foreign.with_name(COMMIT))
+    rewrite_config(snapshot, model_type="evil")
     plan = model_plan(snapshot, revision=COMMIT)
     assert model_folder(plan, allow_remote_code=True) == snapshot
 
 
-def test_a_model_that_transformers_knows_is_built_by_its_own_classes(tmp_path: Path):
-    folder = tiny_model(tmp_path / "model")
-    rewrite_config(folder, auto_map=FOREIGN)
-    (folder / "modeling_evil.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w').write('ran')")
-    loaded = load(folder, allow_remote_code=True)
+def test_a_model_that_transformers_knows_is_built_by_its_own_classes(foreign: Path):
+    loaded = load(foreign, allow_remote_code=True)
     assert type(loaded.causal_lm).__name__ == "Qwen3ForCausalLM"
-    assert not (tmp_path / "trace").exists()
+    assert not (foreign.parent / "trace").exists()
 
 
 def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -229,21 +224,16 @@ def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     plan = model_plan("nobody/nothing", place="hub")
-    assert refusal(lambda: model_folder(plan)) == (
-        "nobody/nothing: it is not on this machine and could not be fetched: no "
-        "network  (check the name and the network, or put its folder into models/)"
-    )
+    told = "nobody/nothing: it is not on this machine and could not be fetched: no network  (check"
+    assert refusal(lambda: model_folder(plan)).startswith(told)
 
 
 def test_a_token_past_the_embedding_is_refused_and_the_last_row_is_not(qwen: Path):
     loaded = load(qwen)
     check_vocabulary(loaded, VOCABULARY - 1)
     check_vocabulary(loaded, None)
-    assert refusal(lambda: check_vocabulary(loaded, VOCABULARY)) == (
-        f"{qwen}: the data has token {VOCABULARY}, and the embedding ends at "
-        f"{VOCABULARY - 1}  (the tokenizer has more tokens than the model: use the "
-        "model's own tokenizer)"
-    )
+    told = f"the data has token {VOCABULARY}, and the embedding ends at {VOCABULARY - 1}"
+    assert told in refusal(lambda: check_vocabulary(loaded, VOCABULARY))
 
 
 def test_the_loss_is_computed_in_chunks_of_the_plan(qwen, monkeypatch):

@@ -53,6 +53,14 @@ def a_case(learnt: list[bool], *, dtype: torch.dtype = torch.float64, **sizes: i
     )
 
 
+def on_card(case: Case, **changes: Tensor) -> Case:
+    """The same case on the card, as leaves of a graph of its own."""
+    moved = {name: value.detach().cuda() for name, value in vars(case).items() if name != "targets"}
+    moved |= changes
+    moved |= {name: moved[name].requires_grad_() for name in ("hidden", "head")}
+    return dataclasses.replace(case, **moved)
+
+
 def reference(case: Case, bias: Tensor | None, softcap: float | None, scale: float) -> Tensor:
     """The definition, in float64, one place at a time."""
     total = torch.zeros((), dtype=torch.float64)
@@ -183,13 +191,7 @@ def test_evaluation_gives_the_loss_and_counts_the_hits(learnt, biased, softcap, 
 @pytest.mark.parametrize(("biased", "softcap", "scale"), RULES)
 def test_the_triton_kernel_gives_what_torchs_operations_give(dtype, words, biased, softcap, scale):
     cpu = a_case([place % 3 > 0 for place in range(300)], dtype=dtype, words=words, width=64)
-    case = Case(
-        hidden=(cpu.hidden.detach() / 4).cuda().requires_grad_(),
-        head=cpu.head.detach().cuda().requires_grad_(),
-        labels=cpu.labels.cuda(),
-        target_places=cpu.target_places.cuda(),
-        targets=cpu.targets,
-    )
+    case = on_card(cpu, hidden=(cpu.hidden.detach() / 4).cuda())
     bias = torch.randn(words, device="cuda", dtype=dtype).requires_grad_() if biased else None
     inputs = [case.hidden, case.head, *([bias] if bias is not None else [])]
     kernels: list[Kernel] = ["torch", "triton"]
@@ -208,16 +210,7 @@ def test_the_triton_kernel_gives_what_torchs_operations_give(dtype, words, biase
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 def test_the_incoming_gradient_is_not_rounded_to_sixteen_bits():
     """1/3 in bf16 is 0.2 % off, for all values alike; a product of the right factor is not."""
-    cpu = a_case([True] * 400, dtype=torch.bfloat16)
-    parts = (cpu.hidden, cpu.head, cpu.labels, cpu.target_places)
-    hidden, head, labels, places = (each.detach().cuda() for each in parts)
-    case = Case(
-        hidden=hidden.requires_grad_(),
-        head=head,
-        labels=labels,
-        target_places=places,
-        targets=cpu.targets,
-    )
+    case = on_card(a_case([True] * 400, dtype=torch.bfloat16))
     (once,) = torch.autograd.grad(case.loss(fused=True), case.hidden)
     (third,) = torch.autograd.grad(case.loss(fused=True) / 3, case.hidden)
     nonzero = once.abs() > 1e-3

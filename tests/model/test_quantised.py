@@ -130,19 +130,13 @@ def test_evaluation_sees_the_model_that_trains_and_leaves_it_trainable(
 def test_rows_that_would_be_read_back_wrongly_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path, intermediate_size=96)
     text = refusal(lambda: load(folder, quantization="int4"))
-    assert text == (
-        "base_models[].quantization: int4 on a CPU needs rows of whole 64s; "
-        "model.layers.0.mlp.down_proj has rows of 96  (use int8, or quantization: none)"
-    )
+    assert "model.layers.0.mlp.down_proj has rows of 96  (use int8, or quantization: none)" in text
 
 
 def test_without_bitsandbytes_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     text = refusal(lambda: quantization_config("int4", torch.bfloat16))
-    assert text == (
-        "base_models[].quantization: int4 needs the package bitsandbytes  "
-        "({pip_install}, or quantization: none)"
-    ).format(pip_install=pip_install("quant"))
+    assert f"bitsandbytes  ({pip_install('quant')}, or quantization: none)" in text
 
 
 def test_a_compiled_int8_layer_keeps_no_unpacked_weight_for_the_backward():

@@ -15,6 +15,7 @@ from tests.model.models import (
     documents,
     load,
     make_batch,
+    plain_base,
     refusal,
 )
 
@@ -60,7 +61,6 @@ def test_several_prompts_lie_one_after_the_other():
 
 def test_plain_peft_gives_the_logits_of_our_packed_rows(qwen: Path, tmp_path: Path):
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
 
     loaded = load(qwen, "none", soft_prompts=[{"name": "style", "tokens": 3}])
     found = documents(7, 5)
@@ -68,8 +68,7 @@ def test_plain_peft_gives_the_logits_of_our_packed_rows(qwen: Path, tmp_path: Pa
     with torch.no_grad():
         logits = loaded.hidden(batch) @ loaded.head().T
     save_trained(loaded, tmp_path)
-    base = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32)
-    plain = PeftModel.from_pretrained(base, tmp_path).eval()
+    plain = PeftModel.from_pretrained(plain_base(qwen), tmp_path).eval()
     for document, ours in zip(found, [logits[:10], logits[10:18]], strict=True):
         with torch.no_grad():
             theirs = plain(input_ids=torch.tensor([document])).logits[0]
@@ -92,10 +91,7 @@ def test_prompts_beside_an_adapter_have_folders_of_their_own(qwen: Path, tmp_pat
     [
         (
             [{"name": "a", "tokens": 2, "init_method": "text"}],
-            (
-                "soft_prompts: a: init_method text needs an init_text and a tokenizer  (add "
-                "init_text, or use init_method: random)"
-            ),
+            "soft_prompts: a: init_method text needs an init_text and a tokenizer  (add",
         ),
         ([{"name": "a"}, {"name": "a"}], "two prompts have the same name: a, a"),
         *(([{"name": name}], "cannot be the name of a folder") for name in ("../up", "a/b", "..")),

@@ -13,9 +13,6 @@ from tests.each import each
 from tests.planning.planning import GIB, long_run, plan
 from tests.planning.planning import own_blocks as manifest
 
-UNKNOWN = {"packing": False}
-"""Widths of padded rows vary, whatever the size of the model."""
-
 
 def rows(folder, count=400):
     made = [json.dumps({"instruction": "x" * 300, "response": "y" * 40})] * count
@@ -78,7 +75,9 @@ def test_what_cannot_be_captured_is_not_and_says_why(tmp_path, config, because):
     found, made = decided(tmp_path, use_cuda_graphs=True, **config)
     assert (found.value, found.source) == (False, "fallback")
     assert any(because in remark.text for remark in made.remarks if remark.kind == "warning")
-    unknown = manifest({"use_cuda_graphs": True, **UNKNOWN}, base_models=[{"name": "who/knows"}])
+    unknown = manifest(
+        {"use_cuda_graphs": True, "packing": False}, base_models=[{"name": "who/knows"}]
+    )
     assert not plan(unknown).kernels.cuda_graphs
 
 

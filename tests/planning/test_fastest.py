@@ -40,12 +40,8 @@ def test_rows_that_would_be_padding_are_not_computed_to_fill_the_memory():
     found = made("rtx-3060")
     assert "3 fit" in decision(found, "batch.micro_batch")[1]
     assert (found.batch.micro_batch, found.batch.accumulation) == (2, 8)
-    assert [even_split(16, most, on_gpu=True) for most in (3, 5, 7, 9)] == [
-        (2, 8),
-        (4, 4),
-        (4, 4),
-        (8, 2),
-    ]
+    splits = [even_split(16, most, on_gpu=True) for most in (3, 5, 7, 9)]
+    assert splits == [(2, 8), (4, 4), (4, 4), (8, 2)]
     assert even_split(13, 5, on_gpu=True) == (5, 3)
     assert even_split(16, 7) == (6, 3)  # runs on a CPU keep their batches, and so their bits
 
@@ -70,12 +66,8 @@ def test_held_to_8_gb_more_than_one_sequence_is_computed_at_once_unless_written_
 
 def test_logits_take_a_small_part_of_a_small_card():
     words, gib = 151_936, 2**30
-    assert [loss_chunk_for_budget(words, size * gib) for size in (4, 8, 16, 140)] == [
-        256,
-        512,
-        1024,
-        None,
-    ]
+    chunks = [loss_chunk_for_budget(words, size * gib) for size in (4, 8, 16, 140)]
+    assert chunks == [256, 512, 1024, None]
     assert loss_chunk_for_budget(65, 4 * gib) is None  # characters: fewer than the hidden states
     assert loss_chunk_rows(words, 512) == 512
     small, large = made("rtx-4060"), made()

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
-import pytest
 
 from expert.planning.machine import host
 from expert.planning.machine.machine import Fact
@@ -23,17 +22,6 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text + "\n")
     return root
-
-
-@pytest.fixture
-def sixteen_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-
-
-@pytest.fixture
-def sixteen_gib(monkeypatch):
-    memory = SimpleNamespace(total=16 * GIB, available=12 * GIB)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
 def v2(quota: str, path: str = "/") -> dict[str, str]:
@@ -60,7 +48,6 @@ OUTSIDE = v2("200000 100000", "/../../other") | {"sys/other/cpu.max": "100000 10
 MOUNT, QUOTA = "cgroup v2 cpu.max of /sys/fs/cgroup", "cgroup v1 cpu.cfs_quota_us"
 
 
-@pytest.mark.usefixtures("sixteen_cores")
 @each(
     ("files", "cores", "source"),
     [
@@ -79,7 +66,10 @@ MOUNT, QUOTA = "cgroup v2 cpu.max of /sys/fs/cgroup", "cgroup v1 cpu.cfs_quota_u
         (v2("1600000 100000"), 16, "sched_getaffinity"),
     ],
 )
-def test_the_tightest_of_affinity_and_quotas_gives_the_cores(tmp_path, files, cores, source):
+def test_the_tightest_of_affinity_and_quotas_gives_the_cores(
+    tmp_path, monkeypatch, files, cores, source
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     assert host.cores_available(write(tmp_path, files)) == Fact(cores, source)
 
 
@@ -108,7 +98,6 @@ MAX, USED = "sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"
 WITHOUT = "sys/fs/cgroup/memory/memory.limit_in_bytes"
 
 
-@pytest.mark.usefixtures("sixteen_gib")
 @each(
     ("files", "total", "available", "source"),
     [
@@ -127,8 +116,10 @@ WITHOUT = "sys/fs/cgroup/memory/memory.limit_in_bytes"
     ],
 )
 def test_memory_is_that_of_the_machine_or_of_the_tightest_group(
-    tmp_path, files, total, available, source
+    tmp_path, monkeypatch, files, total, available, source
 ):
+    memory = SimpleNamespace(total=16 * GIB, available=12 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     found, free = host.ram(write(tmp_path, files))
     assert (found.value, free.value) == (total * GIB, available and available * GIB)
     assert found.source.endswith(source)

@@ -201,10 +201,9 @@ def test_too_few_sequences_for_the_ranks_are_reported_with_the_batch_that_fills_
     config = {"batch_size": 16}
     found = made("h200", config=config, ranks=8)
     assert found.batch.sequences_per_update == 3
-    assert (
-        f"parallel.ranks: a step has {3} sequences for {8} ranks: {5} of them have "
-        f"nothing to compute; batch_size: {43} (rows of a step) would fill them"
-    ) in remarks(found, "warning")
+    [told] = [t for t in remarks(found, "warning") if t.startswith("parallel.ranks")]
+    assert "a step has 3 sequences for 8 ranks: 5 of them have nothing to compute" in told
+    assert "batch_size: 43 (rows of a step) would fill them" in told
     filled = made("h200", config={"batch_size": 43}, ranks=8)
     assert not [t for t in remarks(filled, "warning") if t.startswith("parallel.ranks")]
     counted = replace(ROWS, packed=PackedRows(16, 9, 1_900, 0.99, tokens=8_000))

@@ -161,10 +161,7 @@ def test_an_unknown_model_leaves_memory_unknown_and_takes_what_was_written():
     made = plan(manifest({"batch_size": 8}, base_models=[{"name": "Qwen3-1.5B"}]))
     value, because, _ = decision(made, "memory.peak_bytes")
     assert value is None
-    assert (
-        because
-        == "unknown: Qwen3-1.5B is not on this machine and not among the models known by name"
-    )
+    assert because.startswith("unknown: Qwen3-1.5B is not on this machine and not among the models")
     assert made.batch.micro_batch == 8
     assert made.memory.fits is None
     assert made.fits

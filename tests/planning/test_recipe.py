@@ -33,10 +33,8 @@ def test_soft_prompts_alone_train_only_their_tokens():
     prompts = [{"name": f"part-{number}", "tokens": 512} for number in range(4)]
     with pytest.raises(ExpertError) as caught:  # they fill the length that was left open
         plan(manifest(soft_prompts=prompts))
-    assert str(caught.value) == (
-        "soft_prompts: 2048 tokens leave no room for text in sequences of 2048  (use "
-        "fewer tokens, or a larger training.config.max_seq_length)"
-    )
+    told = "soft_prompts: 2048 tokens leave no room for text in sequences of 2048  (use fewer"
+    assert str(caught.value).startswith(told)
     prompts[0]["tokens"] = 511
     plan(manifest(soft_prompts=prompts))
 

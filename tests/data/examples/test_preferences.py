@@ -144,18 +144,14 @@ def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():
 def test_of_labelled_rows_the_good_ones_are_trained_on(row, label, yes, no):
     made = turns_of({**row, label: yes}, preference_rows="preferred")
     assert made == [("user", ASKED), ("assistant", GOOD)]
-    assert understood({**row, label: no}, preference_rows="preferred") == Dropped(
-        f"{label} is false"
-    )
+    left = understood({**row, label: no}, preference_rows="preferred")
+    assert left == Dropped(f"{label} is false")
 
 
 def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
     row = {"prompt": ASKED, "completion": GOOD, "label": True}
     columns = understand(list(row), row, preference_rows="preferred")
-    assert (
-        reason_of({**row, "label": None}, columns)
-        == "column 'label': None is neither true nor false"
-    )
+    assert "'label': None is neither true nor false" in reason_of({**row, "label": None}, columns)
     assert "2 is neither true nor false" in reason_of({**row, "label": 2}, columns)
 
 

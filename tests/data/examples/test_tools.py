@@ -194,13 +194,8 @@ def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
     ):
         made = example_in(given)
         split.texts.note(made, template.segments(made), f"rows.jsonl:{line}")
+    unseen = "which the model's own template leaves out: the model does not see it:"
     assert split.warnings() == [
-        (
-            "train: 2 examples with reasoning, which the model's own template leaves out: "
-            "the model does not see it: rows.jsonl:1, rows.jsonl:2"
-        ),
-        (
-            "train: 1 example with words beside a call, which the model's own template "
-            "leaves out: the model does not see it: rows.jsonl:1"
-        ),
+        f"train: 2 examples with reasoning, {unseen} rows.jsonl:1, rows.jsonl:2",
+        f"train: 1 example with words beside a call, {unseen} rows.jsonl:1",
     ]

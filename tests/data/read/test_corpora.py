@@ -86,16 +86,12 @@ def test_shakespeare_without_a_network_or_another_text_says_where_to_put_the_fil
     failure, reason, home, monkeypatch
 ):
     answer_with(monkeypatch, b"<html>not found</html>")
-    assert refusal_while_reading(train_of(home, "shakespeare")) == (
-        f"shakespeare: the file downloaded from {SHAKESPEARE_ADDRESS} has a wrong "
-        f"checksum  ({GIVE_IT})"
-    )
+    told = refusal_while_reading(train_of(home, "shakespeare"))
+    assert f"from {SHAKESPEARE_ADDRESS} has a wrong checksum  ({GIVE_IT})" in told
     assert not (home / "cache").exists()
     answer_with(monkeypatch, failure)
-    assert (
-        refusal_while_reading(train_of(home, "shakespeare"))
-        == f"shakespeare: it could not be fetched from {SHAKESPEARE_ADDRESS}: {reason}  ({GIVE_IT})"
-    )
+    told = refusal_while_reading(train_of(home, "shakespeare"))
+    assert f"could not be fetched from {SHAKESPEARE_ADDRESS}: {reason}  ({GIVE_IT})" in told
 
 
 def test_the_standard_library_is_real_text_and_the_same_every_time(tmp_path):

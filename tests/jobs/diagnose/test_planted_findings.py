@@ -23,11 +23,14 @@ import pytest
 import torch
 
 from expert.core.errors import ExpertError
+from expert.data.feed import feed
 from expert.insight.page.facts import RunFacts
 from expert.jobs.diagnose.diagnose import diagnose_run
 from expert.jobs.diagnose.short_runs import profile, read_run_manifest, time_steps
 from expert.manifest.reader import read_manifest
+from expert.model import blocks
 from expert.run.open import open_run
+from expert.run.session import checkpoints, evaluate
 from expert.run.session.short_run import short_run
 from tests.jobs.runs import (
     base_model,
@@ -60,22 +63,16 @@ def slowed(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, seconds: floa
 
 def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes nearly half a second for what a batch reads."""
-    from expert.data.feed import feed
-
     slowed(monkeypatch, feed, "fill_batch", 0.4)
 
 
 def slow_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations that take more than a second, and checkpoints that take most of one."""
-    from expert.run.session import checkpoints, evaluate
-
     slowed(monkeypatch, evaluate, "evaluate", 1.4)
     slowed(monkeypatch, checkpoints, "save_checkpoint", 0.8)
 
 
 def a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from expert.model import blocks
-
     def fail(*_: Any) -> None:
         raise RuntimeError("Failed to find C compiler")
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from expert.core.errors import ExpertError
+from expert.data.read import hub
+from expert.jobs.datasets.check import check_dataset
 from expert.jobs.new.new_expert import STARTERS, new_expert
+from expert.jobs.train import train
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan
+from tests.data.tokenizers import model_folder
 from tests.each import each
 
 
@@ -25,8 +28,6 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("template", sorted(STARTERS))
 def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(template, tmp_path):
-    from expert.jobs.datasets.check import check_dataset
-
     made = new_expert("mine", template=template, into=tmp_path)
     read = read_manifest(made.manifest, strict=True)
     assert not [notice for notice in read.notices if notice.kind == "warning"]
@@ -40,9 +41,6 @@ def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(temp
 
 
 def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
-    from expert.data.read import hub
-    from expert.jobs.datasets.check import check_dataset
-
     datasets: Any = pytest.importorskip("datasets")
     asked = []
 
@@ -64,15 +62,11 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
     assert check_dataset(made.manifest).problems == []
     assert not (made.folder / "datasets").exists()
     assert "owner/names" in (made.folder / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(
-        ExpertError, match="/nowhere/rows.jsonl: there is no such file".partition(": ")[2]
-    ):
+    with pytest.raises(ExpertError, match="there is no such file"):
         new_expert("other", data=Path("owner/names.jsonl"), into=tmp_path)
 
 
 def test_a_new_expert_trains_as_it_is(tmp_path):
-    from expert.jobs.train import train
-
     made = new_expert("mine", template="json", into=tmp_path)
     done = train(made.manifest, overrides=("training.config.max_steps=2",))
     assert (done.exit_code, done.steps) == (0, 2)
@@ -142,10 +136,7 @@ def test_a_folder_that_cannot_be_finished_leaves_nothing_behind(exists, tmp_path
         ({"name": "a", "data": Path("none.jsonl")}, "--from none.jsonl: there is no such file"),
         ({"name": "a", "mapping": ("instruction=q",)}, "name a file with --from"),
         ({"name": "a", "mapping": ("question",)}, r"--map question: expected PART=COLUMN"),
-        (
-            {"name": "a", "mapping": ("prompt=q", "instruction=r")},
-            "--map instruction=r: instruction is mapped to q already",
-        ),
+        ({"name": "a", "mapping": ("prompt=q", "instruction=r")}, "instruction is mapped to q"),
     ],
 )
 def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments, words, tmp_path):
@@ -163,11 +154,7 @@ def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments,
             "notes.pdf: the format is not clear from the name .*one of jsonl, json, csv, .*excel",
         ),
         ("rows.csv", b"a,a\n1,2\n", r"two columns are named 'a'  \(name every column once"),
-        (
-            "rows.csv",
-            b"question,answer\nwas,gr\xfcn\n",
-            "rows.csv:2: invalid UTF-8: byte 0xfc at character 7; save the file as UTF-8",
-        ),
+        ("rows.csv", b"question,answer\nwas,gr\xfcn\n", "rows.csv:2: invalid UTF-8: byte 0xfc"),
         (
             "rows.jsonl",
             b"",
@@ -200,10 +187,8 @@ def test_missing_columns_are_reported_with_the_existing_ones(tmp_path):
         new_expert(
             "mine", data=rows, into=tmp_path, mapping=["instruction=custmer said", "response=x"]
         )
-    assert str(caught.value) == (
-        f"--from {rows}: --map instruction=COLUMN: there is no column 'custmer said'  (did you "
-        "mean 'customer said'? columns found: customer said, we answered)"
-    )
+    assert "--map instruction=COLUMN: there is no column 'custmer said'" in str(caught.value)
+    assert "'customer said'? columns found: customer said, we answered)" in str(caught.value)
 
 
 def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
@@ -212,10 +197,7 @@ def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
     saved = tmp_path / "saved"
     rows = Dataset.from_list([{"question": "a", "answer": "b"}])
     DatasetDict({"train_sft": rows, "test_sft": rows}).save_to_disk(str(saved))
-    with pytest.raises(
-        ExpertError,
-        match=re.escape("its splits: train_sft, test_sft  (give the folder of one to --from)"),
-    ):
+    with pytest.raises(ExpertError, match=r"its splits: train_sft, test_sft  \(give the folder"):
         new_expert("mine", data=saved, into=tmp_path)
     assert new_expert("mine", data=saved / "train_sft", into=tmp_path).columns["response"]
 
@@ -305,8 +287,6 @@ def test_a_base_model_that_nobody_knows_or_that_needs_no_manifest_is_refused(tmp
 
 
 def test_a_model_folder_beside_the_caller_is_found_from_the_new_folder(tmp_path, monkeypatch):
-    from tests.data.tokenizers import model_folder
-
     model_folder(tmp_path / "here" / "small")
     (tmp_path / "here" / "small" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path / "here")
@@ -332,9 +312,7 @@ def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
     rows = [{"instruction": "word " * (1500 if n < 8 else 1), "output": "a"} for n in range(20)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert made.length.length == 1024
-    assert made.length.warning == (
-        "40.0% of the rows are longer and are cut: the model sees 1,024 tokens"
-    )
+    assert made.length.warning.startswith("40.0% of the rows are longer and are cut: ")
     wider = new_expert("wide", data=tmp_path / "rows.jsonl", into=tmp_path, model="Qwen/Qwen3-0.6B")
     assert wider.length.length == 4096
     assert "estimated" in wider.length.because  # its tokenizer is on the hub
@@ -365,8 +343,6 @@ def test_rows_that_are_mostly_cut_or_unusable_make_no_expert(tmp_path):
 
 
 def test_rows_in_another_encoding_are_read_as_it_is_named(tmp_path):
-    from expert.jobs.datasets.check import check_dataset
-
     lines = "".join(f"frage {n},grün\n" for n in range(20))
     (tmp_path / "rows.csv").write_bytes(f"question,answer\n{lines}".encode("cp1252"))
     said = r"rows.csv: it is not UTF-8, probably cp1252  \(--encoding cp1252\)$"
