@@ -128,3 +128,18 @@ def test_a_worker_ignores_ctrl_c_and_ends_on_sigterm(numbers):
         assert process.stdout.readline() == "ready\n"
         told, _ = process.communicate("go\n", timeout=30)
     assert told == f"{-signal.SIGTERM}\n"
+
+
+def test_a_signal_whose_exception_python_swallowed_ends_the_run_before_its_first_step():
+    script = """
+import contextlib, os, signal
+from expert.core.interrupts import Interrupted, raise_on_signals
+from expert.training.stopping import Signals
+raise_on_signals()
+with contextlib.suppress(Interrupted):  # as Python does around a fork
+    os.kill(os.getpid(), signal.SIGHUP)
+with Signals():
+    print("trained")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (129, "")

@@ -15,6 +15,8 @@ HANGUP = signal.SIGHUP
 """The terminal was closed. Shell, kernel and systemd may each send it: never a second request."""
 WARNING = signal.SIGUSR1
 HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, HANGUP, WARNING)
+_raised: list[int] = []
+"""The signal that Interrupted was raised for."""
 
 
 def signal_label(exit_code: int) -> str:
@@ -45,10 +47,19 @@ def raise_on_signals() -> None:
 
     def leave(number: int) -> None:
         if number != WARNING:
+            _raised.append(number)
             raise Interrupted(number)
 
+    _raised.clear()
     if threading.current_thread() is threading.main_thread():
         _listen(leave)
+
+
+def raise_again() -> None:
+    """Raise Interrupted if a signal came before: Python swallows what is raised in its own hooks,
+    such as those around a fork."""
+    if _raised:
+        raise Interrupted(_raised[0])
 
 
 def exit_on_signals(code: object) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Literal
 
-from expert.core.interrupts import HANDLED_SIGNALS, HANGUP, WARNING, show_cursor
+from expert.core.interrupts import HANDLED_SIGNALS, HANGUP, WARNING, raise_again, show_cursor
 
 
 class BestSoFar:
@@ -94,6 +94,7 @@ class Signals:
         self._listener = os.getpid()
 
     def __enter__(self) -> Signals:
+        raise_again()
         self._listener = os.getpid()
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED_SIGNALS:

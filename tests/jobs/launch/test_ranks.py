@@ -93,14 +93,18 @@ def ended(folder: Path, *what: str) -> Ended:
 @pytest.mark.parametrize(
     ("what", "code", "message"),
     [
-        ((), EXIT_OK, ""),
+        pytest.param((), EXIT_OK, "", marks=pytest.mark.slow),  # whole runs of ranks do so, too
         (("1=kill",), EXIT_RUN_FAILED, "rank 1 was killed by SIGKILL: "),
         (
             ("1=fail:75:MARK", "0=follow:MARK"),
             EXIT_NO_SPACE,
             "rank 1 ended with code 75: trouble here",
         ),
-        (("1=fail:9",), EXIT_RUN_FAILED, "rank 1 ended with code 9: trouble here"),
+        pytest.param(
+            ("1=fail:9",),
+            *(EXIT_RUN_FAILED, "rank 1 ended with code 9: trouble here"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_exit_code_and_the_message_are_those_of_the_rank_that_failed_first(

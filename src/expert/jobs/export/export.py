@@ -141,6 +141,7 @@ def export(
                 model = load_exported(temporary, plan, settled, **how)
                 rows = torch.cat(soft_prompt_rows(temporary, names)) if names else None
             logits = [logits_of(model, ids, rows) for ids in expected.ids]
+            del model  # merging and uploading need its memory
             written = Written(difference=compare(expected.logits, logits), notes=())
         # That of the coarser dtype of training and export; None for quantised GGUF files.
         loaded = source.dtype if source.kind == "merged" else plan.kernels.precision
