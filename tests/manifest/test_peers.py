@@ -473,6 +473,15 @@ def test_a_mixer_names_data_sets_with_their_shares_and_splits():
     tasks = two.manifest.training.dataset.tasks
     assert {name: task.weight for name, task in (tasks or {}).items()} == {"a": 1.0, "b": 0.5}
     assert any("held out of the training rows" in str(notice) for notice in two.notices)
+    mixer = "model_name_or_path: tiny\ndataset_mixer: {owner/a: 1, owner/b: 0.5}\n"
+    named = read(f"{mixer}dataset_configs: [x, y]\ndataset_splits: [train]\n")
+    tasks = named.manifest.training.dataset.tasks
+    assert [task.train for task in (tasks or {}).values()] == [
+        *("owner/a::train::x", "owner/b::train::y"),
+    ]
+    assert "is not one for each data set" in error_of(f"{mixer}dataset_configs: [x]\n")
+    several = "dataset_splits: [train_sft, train_gen, test_sft]\n"
+    assert "one split to train on and one to test on" in error_of(mixer + several)
 
 
 def test_defaults_of_another_trainer_are_named_in_one_line():

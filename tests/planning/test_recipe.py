@@ -133,3 +133,12 @@ def test_a_model_of_the_hub_is_asked_by_its_own_template_before_and_after_the_do
     base = [{"name": "openai-community/gpt2"}]
     made = plan(manifest(base_models=base), environ={"HF_HOME": str(tmp_path)})
     assert (made.model.place, made.model.prompt_template) == ("hf cache", "tokenizer")
+
+
+@each("kind", [{}, {"adapter_init": "pissa"}])
+def test_a_base_that_the_adapter_changes_is_not_quantised_to_fit(kind):
+    settings = {"max_seq_length": 2048, **kind}
+    made = plan(manifest(settings, base_models=[{"name": "Llama-3.1-8B"}]), "rtx-3060")
+    assert made.model.quantization == ("none" if kind else "int4")
+    assert made.fits == (not kind)
+    assert any("--set adapter_init=default fits" in text for text in made.warnings) == bool(kind)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -50,7 +51,12 @@ def raise_on_signals() -> None:
             _raised.append(number)
             raise Interrupted(number)
 
+    def report(lost: sys.UnraisableHookArgs) -> None:
+        if not isinstance(lost.exc_value, Interrupted):  # that is raised again, see below
+            sys.__unraisablehook__(lost)
+
     _raised.clear()
+    sys.unraisablehook = report
     if threading.current_thread() is threading.main_thread():
         _listen(leave)
 

@@ -157,13 +157,14 @@ def _more_checkpointing(plan: RunPlan, blocks: int | None) -> Changes:
 
 
 def _may_quantise(plan: RunPlan) -> bool:
-    """Whether the manifest left it open, only an adapter is trained, and the GPU has kernels."""
+    """Whether the manifest left it open, the base stays as it is, and the GPU has kernels."""
     source = next((d.source for d in plan.decisions if d.path == "model.quantization"), "manifest")
     return (
         source not in REQUESTED
         and plan.model.quantization == "none"
         and plan.model.name != CHAR_GPT
         and plan.adapter.type != "full"
+        and plan.adapter.init != "pissa"
         and plan.kernels.device == "cuda"
     )
 

@@ -92,21 +92,27 @@ def _read_hub_parts(work: Migration) -> None:
 def _read_mixer(work: Migration) -> None:
     """Convert dataset_mixer, shares of data sets by their names, with the names of their splits."""
     item, splits = take(work.root, "dataset_mixer"), take(work.root, "dataset_splits")
-    subset = take(work.root, "dataset_configs")
+    subsets = take(work.root, "dataset_configs")
     if item.value is None:
         return
-    names = {str(split.value): split for split in splits.entries()}
-    train, test = (next((names[n] for n in names if part in n), Item(None)) for part in _SPLITS)
-    subset = next(iter(subset.entries()), Item(None))
-    paths = {name: with_value(share, name) for name, share in item.fields().items()}
+    shares, names = item.fields(), splits.entries()
+    of_kind = [[each for each in names if part in str(each.value)] for part in _SPLITS]
+    if any(len(each) > 1 for each in of_kind) or len(names) > sum(map(len, of_kind)):
+        what = "one split to train on and one to test on are read"
+        work.problem(splits, what, "name the rows in training.dataset.tasks")
+    configs = subsets.entries() or [Item(None)] * len(shares)
+    if len(configs) != len(shares):
+        work.problem(subsets, "is not one for each data set", "name one for each of dataset_mixer")
+        return
+    train, test = (next(iter(each), Item(None)) for each in of_kind)
+    paths = [with_value(share, name) for name, share in shares.items()]
     sets = [
-        {"path": hub_path(path, train, subset), "weight": item.fields()[name]}
-        for name, path in paths.items()
+        {"path": hub_path(path, train, config), "weight": share}
+        for path, config, share in zip(paths, configs, shares.values(), strict=True)
     ]
     put_rows(work, item, sets)
     if test.value is not None and len(paths) == 1:
-        [path] = paths.values()
-        work.put("training.dataset.validation_path", hub_path(path, test, subset))
+        work.put("training.dataset.validation_path", hub_path(paths[0], test, configs[0]))
     elif test.value is not None:
         work.report("warning", splits, "rows are held out of the training rows instead")
 

@@ -116,6 +116,9 @@ def _savings(draft: PlanDraft) -> list[Saving]:
         found.append(Saving(cost if cuts else 2, {"max_seq_length": length}))
         cost += 4
     may_quantise = draft.on_gpu and draft["model.quantization"] != "int4"
+    if draft["adapter.init"] == "pissa":  # whose base cannot be quantised
+        may_quantise = False
+        found.append(Saving(3, {"adapter_init": "default"}))
     if full:
         found.append(Saving(12, {"adapter_type": "lora"}))
     if full and may_quantise:

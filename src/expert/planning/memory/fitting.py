@@ -91,6 +91,7 @@ def _choices(draft: PlanDraft, base: Workload, most: int, budget: int) -> Iterat
     """Workloads from the fastest to the smallest, each with as few checkpointed blocks as fit. A
     micro-batch never exceeds a rank's share of a step, whatever the manifest says."""
     may_quantise = draft.model.quantization == "auto" and draft.on_gpu and not base.is_full_finetune
+    may_quantise &= draft.config.adapter_init != "pissa"  # which changes the base's weights
     asked = draft.config.micro_batch_size
     rows = 1 if asked == "auto" else min(asked, most)
     base = replace(base, rows=rows, accumulates=rows < most)
