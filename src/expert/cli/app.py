@@ -16,6 +16,7 @@ from expert.cli import (
     dataset,
     diagnose,
     export,
+    improve,
     launch,
     machine,
     manifest,
@@ -40,6 +41,7 @@ _EVERY_WEEK: dict[str, Any] = {
     "watch": watch.watch,
     "sample": sample.sample,
     "validate": validate.validate,
+    "improve": improve.improve,
     "export": export.export,
     "serve": serve.serve,
     "board": board.board,
@@ -60,6 +62,7 @@ _COMMANDS = {**_EVERY_WEEK, **_NOW_AND_THEN}
 COMMAND_ORDER = tuple(_COMMANDS)
 _COMMAND_OPTIONS: dict[str, dict[str, Any]] = {
     "train": {"cls": train.TrainCommand, "epilog": train.TRAIN_EPILOG},
+    "improve": {"epilog": improve.IMPROVE_EPILOG},
     "export": {"epilog": export.EXPORT_EPILOG},
     "serve": {"epilog": serve.SERVE_EPILOG},
     "verify": {"epilog": verify.VERIFY_EPILOG},

@@ -38,6 +38,7 @@ AFTER_INTERRUPT = {
     "train": f"no run was started; {STARTS_OVER}",
     "pretokenize": "finished data sets are kept; the same command prepares the rest",
     "validate": f"no verdict was written; {STARTS_OVER}",
+    "improve": "what was answered and trained is kept; the same command with --resume continues",
     "benchmark": f"no result was written; {STARTS_OVER}",
     "export": f"nothing was exported; {STARTS_OVER}",
     "watch": "the run itself continues",

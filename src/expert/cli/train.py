@@ -260,7 +260,7 @@ def _run(
                 **allowed,
                 begin=lambda run: redirect_output(run, allowed["group"].world),
                 sinks=(show_event,),
-                acknowledge=_show_stopping,
+                acknowledge=show_stopping,
                 progress=view.progress,
                 evaluating=view.evaluating,
             )
@@ -282,7 +282,7 @@ def _run(
         return result, opened.plan
 
 
-def _show_stopping(again: bool) -> None:
+def show_stopping(again: bool) -> None:
     """Bypasses Python's buffers: it may be called in the middle of a write."""
     start = b"\r\x1b[K" if os.isatty(2) else b""  # there may be a bar on this line
     with suppress(OSError):

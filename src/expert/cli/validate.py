@@ -164,9 +164,17 @@ class ValidatingView:
         if self._console.is_terminal:
             self._bar.stop()
 
+    def pause(self) -> None:
+        """Make room for another display; the next report shows the bar again."""
+        if self._console.is_terminal:
+            self._bar.stop()
+        self._now = ""
+
     def __call__(self, what: str, done: int, of: int) -> None:
         """Report progress; `of` is 0 if the total is unknown."""
         is_new, self._now = what != self._now, what
+        if is_new and self._console.is_terminal:
+            self._bar.start()
         if self._console.is_terminal:
             for task in self._bar.task_ids if is_new else ():
                 self._bar.remove_task(task)

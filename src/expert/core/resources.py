@@ -89,7 +89,7 @@ def disk_full_cause(error: OSError) -> DiskFull | None:
 
 # --- memory, threads, open files -----------------------------------------------------------------
 
-NEED_TORCH = ("train", "validate", "sample", "benchmark", "export", "serve")
+NEED_TORCH = ("train", "validate", "improve", "sample", "benchmark", "export", "serve")
 """Commands that load torch, whose libraries crash without a message below LEAST_BYTES."""
 LEAST_BYTES = 2**30
 

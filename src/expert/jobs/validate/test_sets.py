@@ -194,6 +194,28 @@ def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> Test
     return _of_rows(groups, spec, name)
 
 
+def trained_and_held_out(run: Run) -> tuple[TestSet, TestSet | None]:
+    """The rows a run was trained on, found again with its seed, and its validation rows."""
+    spec = DatasetSpec.model_validate(run.plan.data.dataset)
+    try:
+        if spec.streaming:
+            raise TrainedRowsUnknown("they were streamed")
+        drawn = restore_split(run)
+    except TrainedRowsUnknown as why:
+        raise ExpertError(
+            f"{run.folder.path}: the rows it was trained on are not known: {why}  (restore the "
+            "data as it was, or train it again)"
+        ) from why
+    name = spec.path or "the tasks"
+    trained = _of_rows(list(drawn.rows_of(drawn.made.train)), spec, f"training rows of {name}")
+    if given := drawn.line.sources_of("validation"):
+        return trained, _of_sources(given, spec, f"validation rows of {name}")
+    if drawn.made.validation is None:
+        return trained, None
+    held_out = list(drawn.rows_of(drawn.made.validation))
+    return trained, _of_rows(held_out, spec, f"rows held out of {name}")
+
+
 def _of_split(run: Run, spec: DatasetSpec) -> TestSet:
     """The part of the training rows that was held out, found again with the run's seed."""
     nothing = ExpertError(

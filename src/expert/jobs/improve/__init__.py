@@ -1,0 +1,1 @@
+"""expert improve: an expert learns from its own answers, as its judge sees them."""

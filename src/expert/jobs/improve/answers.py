@@ -1,0 +1,211 @@
+"""The answers of a round: several to each prompt, judged, each prompt a line of answers.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from expert.answer.decoding import DecodingSettings
+from expert.core.text import percent
+from expert.jobs.validate.validate import JudgeChoice, Note, Tell, judge_answers
+from expert.judging.answers import normalised
+
+if TYPE_CHECKING:
+    from expert.data.records import Example
+    from expert.judging.cases import Case
+    from expert.run.stored.load import Trained
+
+ANSWERS_AT_ONCE = {"cpu": 256, "cuda": 8192}
+"""Answers that are generated, and then written, together; what is interrupted is asked again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnAnswer:
+    """One of the expert's answers to a training prompt."""
+
+    text: str
+    tokens: int
+    passed: bool | None
+    reason: str
+    kind: str
+
+    @property
+    def key(self) -> str:
+        """The same for answers that differ in whitespace alone."""
+        return normalised(self.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A prompt with its expected answer, and what the expert answered."""
+
+    id: str
+    prompt: str
+    expected: str
+    answers: tuple[OwnAnswer, ...]
+
+    @property
+    def right(self) -> list[OwnAnswer]:
+        return _distinct([each for each in self.answers if each.passed])
+
+    @property
+    def wrong(self) -> list[OwnAnswer]:
+        return _distinct([each for each in self.answers if each.passed is False])
+
+
+def _distinct(answers: Sequence[OwnAnswer]) -> list[OwnAnswer]:
+    return list({each.key: each for each in reversed(answers)}.values())[::-1]
+
+
+def read_answers(file: Path) -> list[Asked]:
+    """What was asked so far; a line that an interruption cut short is left out."""
+    lines = file.read_bytes().split(b"\n") if file.is_file() else [b""]
+    records = [json.loads(line) for line in lines[:-1]]
+    return [
+        Asked(**{**record, "answers": tuple(OwnAnswer(**each) for each in record["answers"])})
+        for record in records
+    ]
+
+
+def ask(
+    trained: Trained,
+    prompts: Sequence[tuple[Case, Example]],
+    file: Path,
+    how: DecodingSettings,
+    judging: JudgeChoice,
+    *,
+    count: int,
+    seed: int,
+    tell: Tell,
+    note: Note,
+) -> list[Asked]:
+    """Answer each prompt `count` times and judge the answers, while the next are generated. Answers
+    that are in the file are not asked again."""
+    from expert.answer.engine import answer_all
+
+    known = read_answers(file)
+    whole = sum(len(line) + 1 for line in _lines(known))
+    with file.open("ab") as stream:
+        stream.truncate(whole)
+    done = {each.id for each in known}
+    # Random numbers depend on the place among all prompts, so a resumed round draws the same.
+    left = [
+        (place, case, example)
+        for place, (case, example) in enumerate(prompts)
+        if case.id not in done
+    ]
+    size = max(1, ANSWERS_AT_ONCE.get(trained.device.type, ANSWERS_AT_ONCE["cpu"]) // count)
+    found, waiting = list(known), list[Future[list[Asked]]]()
+
+    def judged(cases: Sequence[Case], answers: Sequence[Any]) -> list[Asked]:
+        pairs = [(cases[n // count], answer) for n, answer in enumerate(answers)]
+        verdicts = judge_answers("", pairs, judging, note=note)
+        own = [
+            OwnAnswer(
+                text=each.answer,
+                tokens=answer.tokens,
+                passed=each.judgement.passed,
+                reason=each.judgement.reason,
+                kind=each.judgement.kind,
+            )
+            for each, (_, answer) in zip(verdicts, pairs, strict=True)
+        ]
+        return [
+            Asked(
+                id=case.id,
+                prompt=case.prompt,
+                expected=case.expected,
+                answers=tuple(own[n * count : (n + 1) * count]),
+            )
+            for n, case in enumerate(cases)
+        ]
+
+    def take(most: int) -> None:
+        """Write what is judged, until at most `most` groups are not."""
+        while len(waiting) > most:
+            group = waiting.pop(0).result()
+            with file.open("ab") as stream:
+                stream.write(b"".join(line + b"\n" for line in _lines(group)))
+            found.extend(group)
+
+    def report(done: int, of: int) -> None:
+        tell("answering training prompts", (asked + done) // count, len(prompts))
+
+    with ThreadPoolExecutor(1) as judges:
+        for first in range(0, len(left), size):
+            part, asked = left[first : first + size], (len(known) + first) * count
+            answers = answer_all(
+                trained,
+                [replace(e, turns=e.turns[:-1]) for _, _, e in part for _ in range(count)],
+                how,
+                seed=seed,
+                numbers=[place * count + n for place, _, _ in part for n in range(count)],
+                tell=report,
+                note=note,
+            )
+            waiting.append(judges.submit(judged, [case for _, case, _ in part], answers))
+            take(1)
+        tell("judging", 0, 0)
+        take(0)
+    places = {case.id: place for place, (case, _) in enumerate(prompts)}
+    return sorted(found, key=lambda each: places.get(each.id, 0))
+
+
+def _lines(asked: Sequence[Asked]) -> list[bytes]:
+    return [
+        json.dumps(
+            {**vars(each), "answers": [vars(one) for one in each.answers]}, ensure_ascii=False
+        ).encode()
+        for each in asked
+    ]
+
+
+# --- what the answers show -----------------------------------------------------------------------
+
+MUCH_LONGER, MOSTLY = 1.5, 0.5
+PARSED = ("parse", "schema")
+"""Kinds of judgements that look at the form of an answer alone."""
+
+
+def facts_of(asked: Sequence[Asked]) -> dict[str, Any]:
+    """The figures of a round's answers."""
+    answers = [one for each in asked for one in each.answers]
+    judged = [one for one in answers if one.passed is not None]
+    mixed = sum(bool(each.right) and bool(each.wrong) for each in asked)
+    return {
+        "prompts": len(asked),
+        "answers": len(answers),
+        "right": sum(bool(one.passed) for one in judged) / len(judged) if judged else None,
+        "mixed": mixed / len(asked) if asked else None,
+        "tokens": mean(one.tokens for one in answers) if answers else None,
+    }
+
+
+def doubts_about(asked: Sequence[Asked], before: dict[str, Any] | None) -> list[str]:
+    """Signs that the judge is satisfied rather than the task done."""
+    right = [(each, one) for each in asked for one in each.right]
+    if not right:
+        return []
+    found = []
+    longer = mean(len(one.text) for _, one in right) / max(
+        1, mean(len(e.expected) for e, _ in right)
+    )
+    if longer >= MUCH_LONGER:
+        found.append(f"right answers are {longer:.1f} times as long as the expected ones")
+    earlier, now = (before or {}).get("tokens"), facts_of(asked)["tokens"]
+    if earlier and now >= MUCH_LONGER * earlier:
+        found.append(f"answers grow: {now:.0f} tokens, {earlier:.0f} in the round before")
+    text, times = Counter(one.key for _, one in right).most_common(1)[0]
+    expected = Counter(normalised(each.expected) for each, _ in right)[text]
+    if len(right) > 1 and times > MOSTLY * len(right) and times > 2 * expected:
+        found.append(f"{percent(times / len(right))} of the right answers are the same text")
+    by_form = sum(one.kind in PARSED for _, one in right) / len(right)
+    if by_form > MOSTLY:
+        found.append(f"{percent(by_form)} of the right answers are right by their form alone")
+    return [f"the judge may be gamed: {text}  (read answers.jsonl)" for text in found]

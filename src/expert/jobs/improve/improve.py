@@ -1,0 +1,453 @@
+"""The job behind `expert improve`: an expert answers its training prompts, its judge says which
+answers are right, and a new run learns from those; round after round.
+
+Everything is in one folder: improve.json (what was asked, and what each round brought), test.jsonl
+(the rows that judge every round), before.json (the first run's verdicts on them), and for each
+round answers.jsonl, rows.jsonl, a manifest and the run. The same command with `resume` continues
+after the last line that was written.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from expert.answer.decoding import resolve_decoding
+from expert.core.errors import EXIT_OK, ExpertError
+from expert.core.files import write_text_atomically
+from expert.core.rundir import RunFolder
+from expert.core.stored_json import read_object
+from expert.core.text import counted, json_text
+from expert.jobs.improve.answers import Asked, ask, doubts_about, facts_of
+from expert.jobs.improve.overlap import overlapping
+from expert.jobs.improve.rows import (
+    copies_for,
+    manifest_of_round,
+    pairs,
+    preference_settings,
+    right_answers,
+    row_of,
+    rows_to_judge_by,
+    write_rows,
+)
+from expert.jobs.validate.held_out import Run
+from expert.jobs.validate.test_sets import TestSet, data_folder, find_test_set, trained_and_held_out
+from expert.jobs.validate.validate import JudgeChoice, Tell, choose_judge, validate
+from expert.jobs.validate.validation import Validation
+from expert.judging.domain import OPEN
+from expert.judging.oracles.calls import CALLS
+from expert.judging.score import compare
+from expert.manifest.reader import ReadManifest, read_manifest
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.run.session.result import RunResult
+from expert.run.stored.choose_checkpoint import choose
+from expert.run.stored.load import load_trained, manifest_of_run, pick_device, read_plan
+from expert.run.stored.locate import find_expert, has_saved
+
+if TYPE_CHECKING:
+    from expert.data.records import Example
+    from expert.judging.cases import Case
+
+Method = Literal["rft", "dpo"]
+ROUNDS, ANSWERS, PROMPTS = 3, 4, 4000
+TEMPERATURE = 0.8
+MOST_OVERLAP = 0.1
+"""A test set of which more is among the training prompts judges what was learnt by heart."""
+STATE, VERDICTS = "improve.json", "before.json"
+
+Train = Callable[[ReadManifest, str | None, Callable[[Path], None]], RunResult]
+"""Trains a manifest, from a run to resume if given; the run's folder is told once it exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How a run stands on the test set."""
+
+    run: str
+    accuracy: float | None
+    interval: Sequence[float] | None
+    passed: int
+    judged: int
+    gate: bool | None
+
+
+@dataclass(kw_only=True)
+class Round:
+    """What a round did so far."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Of its answers."""
+    doubts: list[str] = field(default_factory=list)
+    rows: int | None = None
+    run: str | None = None
+    standing: Standing | None = None
+    difference: dict[str, Any] | None = None
+    """To the run that was improved: cases won and lost, and p."""
+    seconds: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Improvement:
+    """The rounds so far, and the best run of them; improve.json holds it."""
+
+    folder: Path
+    start: str
+    settings: dict[str, Any]
+    before: Standing | None = None
+    overlap: int = 0
+    """Training prompts that are not asked, since they are in the test set."""
+    rounds: list[Round] = field(default_factory=list)
+    ended: str = ""
+    """Why there are no more rounds; "": interrupted."""
+    notes: list[str] = field(default_factory=list)
+    exit_code: int = EXIT_OK
+
+    @property
+    def best(self) -> Standing:
+        """The most accurate run; ties go to the earlier."""
+        assert self.before is not None
+        found = [self.before, *(each.standing for each in self.rounds if each.standing)]
+        return max(found, key=lambda each: each.accuracy or 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of improve.json."""
+        best = self.best.run if self.before is not None else None
+        return {**asdict(self), "folder": str(self.folder), "best": best}
+
+    def save(self) -> None:
+        write_text_atomically(self.folder / STATE, json_text(self.as_dict()) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """What all rounds of an improvement share."""
+
+    start: Run
+    done: Improvement
+    trained: TestSet
+    """The rows that the first run was trained on."""
+    prompts: Sequence[tuple[Case, Example]]
+    judging: JudgeChoice
+    held_out: Mapping[str, Any]
+    """Where every round finds its validation and test rows, as keys of its data set."""
+    how: Mapping[str, Any]
+    """Arguments of every validation."""
+    train: Train
+    overrides: tuple[str, ...]
+
+    @property
+    def this(self) -> Round:
+        return self.done.rounds[-1]
+
+    @property
+    def folder(self) -> Path:
+        return self.done.folder / f"round-{len(self.done.rounds)}"
+
+    def judge(self, run: str) -> Validation:
+        """Validate a run by the rows that judge all of them."""
+        return validate(run, test_set=Path(self.held_out["test_path"]), **self.how)
+
+    def run_round(self) -> None:
+        """Answers, rows, a run, and its standing; what an interrupted round has is kept."""
+        began, asked = time.monotonic(), self._answers()
+        before = self.done.rounds[-2].facts if len(self.done.rounds) > 1 else None
+        self.this.facts, self.this.doubts = facts_of(asked), doubts_about(asked, before)
+        config = self._write_rows(asked)
+        self.done.save()
+        if not self.this.rows:
+            self.done.ended = "no prompt has a wrong answer to learn from"
+            return
+        result = self._train(config)
+        if result.final is None:
+            self.done.exit_code = result.exit_code
+            return
+        found = self.judge(str(result.folder))
+        verdicts = read_object(self.done.folder / VERDICTS)
+        difference = compare(found.result.verdicts(), verdicts)
+        self.this.difference = {
+            "won": len(difference.wins),
+            "lost": len(difference.losses),
+            "p": difference.p_value,
+        }
+        self.this.run, self.this.standing = str(result.folder), _standing(found)
+        self.this.seconds += time.monotonic() - began
+
+    def _answers(self) -> list[Asked]:
+        """The best run so far answers the prompts."""
+        settings, source = self.done.settings, RunFolder(Path(self.done.best.run))
+        plan = read_plan(source)
+        choice = choose(source, plan.watch.packaging_checkpoint)
+        loaded = load_trained(source, plan, choice, device=pick_device(self.how["device"]))
+        asked = ask(
+            loaded,
+            self.prompts,
+            self.folder / "answers.jsonl",
+            resolve_decoding(plan, {key: settings[key] for key in ("temperature", "top_p")})[0],
+            self.judging,
+            count=settings["answers"],
+            seed=settings["seed"] + len(self.done.rounds),
+            tell=self.how["tell"],
+            note=self.done.notes.append,
+        )
+        device = loaded.device
+        del loaded  # training takes memory of its own
+        _release(device)
+        return asked
+
+    def _write_rows(self, asked: Sequence[Asked]) -> dict[str, Any]:
+        """Write what the round trains on; returns its settings."""
+        if self.done.settings["method"] == "dpo":
+            rows, config = pairs(self.trained, asked), preference_settings(Path(self.done.best.run))
+        else:
+            epochs = self.start.plan.length.epochs or 1
+            copies = copies_for(asked, epochs)
+            rows = right_answers(self.trained, asked, copies)
+            config = {"epochs": epochs / copies}
+        self.this.rows = write_rows(self.folder / "rows.jsonl", rows)
+        return config
+
+    def _train(self, config: Mapping[str, Any]) -> RunResult:
+        """Train the round's run, or resume it."""
+        content = manifest_of_round(
+            manifest_of_run(self.start.folder),
+            self.start.plan,
+            self.start.place or self.start.folder.path,
+            dataset={"path": str(self.folder / "rows.jsonl"), **self.held_out},
+            config=config,
+        )
+        file = self.folder / "manifest.json"
+        write_text_atomically(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+        def begin(run: Path) -> None:
+            self.this.run = str(run)
+            self.done.save()
+
+        run = self.this.run
+        kept = run if run and has_saved(RunFolder(Path(run))) else None
+        return self.train(read_manifest(file, overrides=self.overrides), kept, begin)
+
+
+def improve(
+    expert: str | Path | None = None,
+    *,
+    method: Method = "rft",
+    rounds: int = ROUNDS,
+    minutes: float | None = None,
+    answers: int = ANSWERS,
+    prompts: int = PROMPTS,
+    temperature: float = TEMPERATURE,
+    top_p: float = 1.0,
+    seed: int = 0,
+    test_set: Path | None = None,
+    limit: int | None = None,
+    domain: str | None = None,
+    overrides: tuple[str, ...] = (),
+    output: Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    tell: Tell = lambda what, done, of: None,
+    train: Train | None = None,
+    **requirements: Any,
+) -> Improvement:
+    """Improve a finished run until its gate passes, the rounds or `minutes` end, or a round brings
+    nothing.
+
+    `answers`: to each of at most `prompts` training prompts. `rft` trains the base on the right
+    ones, `dpo` continues the run with pairs of a right and a wrong one. `overrides`: of the
+    manifest of every round. `requirements`: as in `validate`.
+    """
+    began = time.monotonic()
+    folder, beside = find_expert(Path(expert) if expert is not None else None, "finished")
+    plan = read_plan(folder)
+    start = Run(folder, plan, data_folder(folder, plan, beside))
+    _refuse_unfit(start, method)
+    given = {key: value for key, value in requirements.items() if value is not None}
+    tell("reading the rows", 0, 0)
+    test = find_test_set(start, named=test_set)
+    trained, held_out = trained_and_held_out(start)
+    judging = choose_judge(start, test.limited(limit), domain, given)
+    if not (judging.has_judged_answers or judging.judge):
+        raise ExpertError(
+            f"{test.name}: nothing says which answers are right: {judging.because}  (name a judge "
+            "with --domain, or your own with --judge-command)"
+        )
+    questions, overlap = _prompts(trained, test, prompts)
+    settings: dict[str, Any] = {
+        **{"method": method, "answers": answers, "prompts": prompts, "temperature": temperature},
+        **{"top_p": top_p, "seed": seed, "limit": limit, "domain": domain or judging.domain},
+        "test_set": str(test_set.absolute()) if test_set else None,
+        **{"overrides": list(overrides), **given},
+    }
+    done = _state(start, settings, output, resume=resume)
+    done.overlap = overlap
+    work = Rounds(
+        start=start,
+        done=done,
+        trained=trained,
+        prompts=questions,
+        judging=judging,
+        held_out=_write_held_out(test, held_out, done.folder),
+        how={"limit": limit, "domain": settings["domain"], "device": device, "tell": tell, **given},
+        train=train or _train_quietly,
+        overrides=overrides,
+    )
+    if done.before is None:
+        found = work.judge(str(folder.path))
+        write_text_atomically(done.folder / VERDICTS, json_text(found.result.verdicts()))
+        done.before = _standing(found)
+        done.save()
+    while not done.ended:
+        finished = sum(each.standing is not None for each in done.rounds)
+        if done.best.gate:
+            done.ended = "the gate passes"
+        elif _brought_nothing(done):
+            done.ended = "the last round brought nothing"
+        elif finished >= rounds:
+            done.ended = f"{counted(rounds, 'round')} done"
+        elif minutes is not None and time.monotonic() - began > 60 * minutes:
+            done.ended = f"{minutes:g} minutes are over"
+        else:
+            if finished == len(done.rounds):
+                done.rounds.append(Round())
+            work.folder.mkdir(exist_ok=True)
+            work.run_round()
+        done.save()
+        if done.exit_code != EXIT_OK:
+            break
+    return done
+
+
+def _train_quietly(
+    read: ReadManifest, resume: str | None, begin: Callable[[Path], None]
+) -> RunResult:
+    from expert.jobs.train import train
+
+    return train(read, resume=resume, begin=begin)
+
+
+def _refuse_unfit(start: Run, method: Method) -> None:
+    plan, fault = start.plan, ""
+    if plan.model.name == CHAR_GPT:
+        fault = "the character model continues text, it answers nothing"
+    elif plan.objective.loss is not None:
+        fault = "it was trained on preferences  (name the supervised run it started from)"
+    elif method == "dpo" and plan.adapter.type not in ("lora", "dora"):
+        fault = f"--method dpo continues an adapter, and this is {plan.adapter.type}  (rft trains "
+        fault += "from the base)"
+    if fault:
+        raise ExpertError(f"{start.folder.path}: {fault}")
+
+
+def _state(
+    start: Run, settings: dict[str, Any], output: Path | None, *, resume: bool
+) -> Improvement:
+    """The improvement to continue, else a new one in a new folder."""
+    above = (output or start.folder.path.absolute().parent.parent / "improved").absolute()
+    own = str(start.folder.path.absolute())
+    for folder in sorted(above.glob("*"), reverse=True) if resume else ():
+        if not (folder / STATE).is_file():
+            continue
+        kept = read_object(folder / STATE)
+        if kept.get("start") != own or kept.get("ended"):
+            continue
+        if kept.get("settings") != json.loads(json.dumps(settings)):
+            both = {**kept["settings"], **settings}
+            changed = [key for key in both if kept["settings"].get(key) != settings.get(key)]
+            raise ExpertError(
+                f"--resume: {folder} was started with another {', '.join(changed)}  (repeat its "
+                "command, or leave out --resume)"
+            )
+        return _read_state(folder, kept)
+    if resume:
+        raise ExpertError(f"--resume: {above}: there is no unfinished improvement of {own}")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    names = (stamp if number == 1 else f"{stamp}-{number}" for number in range(1, 100))
+    folder = next(above / name for name in names if not (above / name).exists())
+    folder.mkdir(parents=True)
+    return Improvement(folder=folder, start=own, settings=settings)
+
+
+def _read_state(folder: Path, kept: Mapping[str, Any]) -> Improvement:
+    def standing(value: Any) -> Standing | None:
+        return Standing(**value) if value else None
+
+    rounds = [
+        Round(**{**each, "standing": standing(each.get("standing"))}) for each in kept["rounds"]
+    ]
+    known = {key: kept[key] for key in ("start", "settings", "overlap", "notes")}
+    return Improvement(folder=folder, before=standing(kept.get("before")), rounds=rounds, **known)
+
+
+def _prompts(trained: TestSet, test: TestSet, most: int) -> tuple[list[tuple[Case, Example]], int]:
+    """The training prompts to answer, evenly spread, and how many are not, since the test set has
+    them, or nearly."""
+    asked = [
+        (case, example)
+        for case, example in trained.asked()
+        if case.domain not in (CALLS, OPEN) and case.expected.strip()
+    ]
+    if not asked:
+        raise ExpertError(f"{trained.name}: no row has an answer that can be judged")
+    questions = ["\n".join(text for _, text in case.turns) for case, _ in asked]
+    tests = [
+        "\n".join(text for _, text in case.turns) for case in (test.part_of or test).every_case
+    ]
+    known = overlapping(questions, tests)
+    overlap = sum(known)
+    if overlap > MOST_OVERLAP * len(tests):
+        share = overlap / len(tests)
+        raise ExpertError(
+            f"{test.name}: {overlap} of the training prompts are, or nearly are, among its "
+            f"{len(tests)} prompts ({share:.0%}): it would judge what was learnt by heart  (name "
+            "other rows with --test-set)"
+        )
+    left = [each for each, is_known in zip(asked, known, strict=True) if not is_known]
+    count = min(most, len(left))
+    return [left[place * len(left) // count] for place in range(count)], overlap
+
+
+def _write_held_out(test: TestSet, held_out: TestSet | None, folder: Path) -> dict[str, Any]:
+    """Write the rows that judge every round, and those that the first run held out: other rows
+    would be split off the rows of a round."""
+    judged_by, file = folder / "test.jsonl", folder / "validation.jsonl"
+    if not judged_by.is_file():
+        write_rows(judged_by, rows_to_judge_by(test))
+    found: dict[str, Any] = {"test_path": str(judged_by)}
+    if held_out is None:
+        return {**found, "validation_split": 0}
+    if not file.is_file():
+        write_rows(file, (row_of(example) for example in held_out.examples))
+    return {**found, "validation_path": str(file)}
+
+
+def _standing(found: Validation) -> Standing:
+    score = found.result.score
+    return Standing(
+        run=str(found.folder),
+        accuracy=found.result.scores.mean if found.judge else score.accuracy,
+        interval=score.interval,
+        passed=score.passed,
+        judged=score.judged,
+        gate=found.gate.passed,
+    )
+
+
+def _brought_nothing(done: Improvement) -> bool:
+    """Whether the last round is not better than all before it."""
+    standings = [done.before, *(each.standing for each in done.rounds)]
+    if len(standings) < 2 or standings[-1] is None:
+        return False
+    *earlier, last = (each.accuracy or 0.0 for each in standings if each is not None)
+    return last <= max(earlier)
+
+
+def _release(device: Any) -> None:
+    from expert.model.device_memory import release_memory
+
+    gc.collect()
+    release_memory(device)
