@@ -139,12 +139,6 @@ def validate(
     return done
 
 
-REQUIREMENTS = (
-    *("max_regression", "min_accuracy", "min_improvement", "min_token_accuracy"),
-    *("judge_command", "judge_seconds", "min_score"),
-)
-
-
 # --- how answers are judged, why, and what the gate requires of them -----------------------------
 
 OF_OPEN_TEXT = ("min_improvement", "min_token_accuracy")
@@ -181,8 +175,8 @@ class JudgeChoice:
 def check_requirements(asked: Mapping[str, Any]) -> JudgeCommand | None:
     """The judge command of the user's requirements, where None is not given; raises for all that no
     result can meet or miss, such as 95 for 95 %."""
-    unknown = [name for name in asked if name not in REQUIREMENTS]
-    if unknown:
+    known = {*GateRequirements.__annotations__, "judge_command", "judge_seconds"}
+    if unknown := [name for name in asked if name not in known]:
         raise TypeError(f"validate() has no argument {unknown[0]}")
     problems = [
         f"{name}: got {value!r}, expected a number from 0 to 1"
@@ -395,8 +389,7 @@ class Examination:
         were trained on."""
         test, single = self.test, self.judging.compares_with_base  # by the difference of each row
         told = partial(self.tell, f"{trained.choice.name}: loss on held-out rows")
-        note = self.notes.append
-        losses = partial(row_losses, trained, one_by_one=single, tell=told, note=note)
+        losses = partial(row_losses, trained, one_by_one=single, tell=told, note=self.notes.append)
         pairs = zip(test.examples, test.cases, strict=True)
         new = [row for row, own in pairs if not any(case.id in self.learnt for case in own)]
         enough = min(MIN_NEW_CASES, len(test.examples)) <= len(new) < len(test.examples)
