@@ -54,11 +54,11 @@ def test_a_run_or_its_preparing_that_is_stopped_leaves_nothing_half_written(
 
 
 def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch):
-    from expert.jobs.validate import validate as validating
+    from expert.jobs.validate.validate import Examination
 
     folder = finished("lora")
     (folder / "validation.json").unlink(missing_ok=True)
-    stopped_in(monkeypatch, validating, "answer_rows", signal.SIGTERM)
+    stopped_in(monkeypatch, Examination, "_losses", signal.SIGTERM)
     ran = run("validate", "--expert", str(folder), "--device", "cpu", "--limit", "2")
     assert ran.code == 143
     assert "expert validate: stopped by SIGTERM: no verdict was written" in ran.err

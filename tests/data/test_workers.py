@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import signal
+import subprocess
 from itertools import count
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from expert.data.processes import CannotStartWorkers, WorkersFailed, in_workers
 from tests.each import each
+from tests.warm import python
 
 COUNT = 24
 
@@ -70,3 +72,32 @@ def test_where_no_process_can_be_started_the_reason_is_given(monkeypatch):
     monkeypatch.setattr(BaseProcess, "start", refuse)
     with pytest.raises(CannotStartWorkers, match="No space left on device"):
         all_of(lambda workers: None, once())
+
+
+SIGNALLED = """
+import concurrent.futures.process as pools, os, signal
+from expert.core.interrupts import raise_on_signals
+from expert.data.processes import in_workers
+
+def hang_up():
+    os.kill(os.getpid(), signal.SIGHUP)
+
+raise_on_signals()
+made, started = pools._ThreadWakeup, pools._ExecutorManagerThread.start
+{moment}
+print(*in_workers(lambda: lambda item: item, lambda made: range(2), 1))
+"""
+
+
+@each(
+    "moment",
+    [
+        "pools._ThreadWakeup = lambda: hang_up() or made()",
+        "pools._ExecutorManagerThread.start = lambda self: hang_up() or started(self)",
+        "os.register_at_fork(before=hang_up)",
+    ],
+)
+def test_a_signal_while_workers_start_ends_the_command_as_anywhere_else(moment):
+    script = SIGNALLED.format(moment=moment)
+    done = subprocess.run([python(), "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (129, "", "")

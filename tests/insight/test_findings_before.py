@@ -48,7 +48,11 @@ PADDED = {"packing": False}
     ("config", "name", "severity"),
     [
         ({"tokenize": "late", **PADDED}, "tokenised-late", "warning"),
+        ({"dataloader_num_workers": 0, **PADDED}, "no-workers", "warning"),
         ({"dataloader_num_workers": 16, **PADDED}, "too-many-workers", "warning"),
+        ({"dataloader_pin_memory": False}, "pin-memory-off", "warning"),
+        ({"dataloader_prefetch_factor": 1}, "no-prefetch", "warning"),
+        (PADDED, "no-packing", "warning"),
         ({"batch_size": 1}, "batch-1", "warning"),
         ({"micro_batch_size": 1, **PADDED}, "small-micro-batch", "warning"),
         (FP32, "fp32-on-a-bf16-card", "warning"),
@@ -69,6 +73,29 @@ def test_planted_problems_are_found_and_their_fixes_work(tmp_path, config, name,
     if mended:
         left = {one.name: one.severity for one in finding_from(manifest, overrides=mended)}
         assert left.get(name) != severity
+
+
+def test_settings_that_feed_a_card_draw_no_warning_on_a_cpu(tmp_path):
+    config = {"dataloader_num_workers": 0, "dataloader_prefetch_factor": 1, **PADDED}
+    manifest = write_expert(tmp_path, "tiny", {**QUIET, "device": "cpu", **config})
+    assert [one.name for one in finding_from(manifest, gpu=None)] == ["no-packing"]
+
+
+def test_a_stream_without_workers_is_found(tmp_path):
+    config = {"dataloader_num_workers": 0, "max_steps": 9}
+    manifest = write_expert(tmp_path, "tiny", {**QUIET, **config}, dataset={"streaming": True})
+    found = {one.name: one for one in finding_from(manifest)}
+    assert found["no-workers"].evidence == "you set dataloader_num_workers: 0"
+    assert "no-packing" not in found
+
+
+@each("base", ["tiny", "char-gpt"])
+def test_rows_and_blocks_that_fill_their_places_need_no_packing(tmp_path, base):
+    config = {**QUIET, **PADDED, "max_seq_length": 24}
+    if base == "char-gpt":
+        config = {**QUIET, "adapter_type": "full", "rank": "auto"}
+    found = {one.name for one in finding_from(write_expert(tmp_path, base, config))}
+    assert found.isdisjoint({"no-packing", "no-workers"})
 
 
 def test_what_does_not_fit_is_an_error(tmp_path):

@@ -17,7 +17,8 @@ HANGUP = signal.SIGHUP
 WARNING = signal.SIGUSR1
 HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, HANGUP, WARNING)
 _raised: list[int] = []
-"""The signal that Interrupted was raised for."""
+"""The signal that Interrupted is raised for."""
+_waits = False
 
 
 def signal_label(exit_code: int) -> str:
@@ -49,7 +50,8 @@ def raise_on_signals() -> None:
     def leave(number: int) -> None:
         if number != WARNING:
             _raised.append(number)
-            raise Interrupted(number)
+            if not _waits:
+                raise Interrupted(number)
 
     def report(lost: sys.UnraisableHookArgs) -> None:
         if not isinstance(lost.exc_value, Interrupted):  # that is raised again, see below
@@ -66,6 +68,22 @@ def raise_again() -> None:
     such as those around a fork."""
     if _raised:
         raise Interrupted(_raised[0])
+
+
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """While active, Interrupted waits: for steps of others that it would leave half done, such as
+    starting processes."""
+    global _waits
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _waits = True
+    try:
+        yield
+    finally:
+        _waits = False
+        raise_again()
 
 
 def exit_on_signals(code: object) -> None:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import psutil
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.interrupts import signals_wait
 from expert.core.process import describe_exit
 from expert.core.text import span
 
@@ -143,11 +144,12 @@ def _from_pool(
             waiting.popleft()
 
     with _tokenizers_on_one_core():
+        pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(begin,))
         try:
-            pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(begin,))
             for item in items:
                 try:
-                    waiting.append(pool.submit(_do, item))
+                    with signals_wait():  # a pool that has half started cannot be shut down
+                        waiting.append(pool.submit(_do, item))
                 except OSError as error:  # the first item starts the processes
                     raise CannotStartWorkers(error.strerror or str(error)) from None
                 children = children or set(multiprocessing.active_children()) - before

@@ -23,6 +23,7 @@ KEYS = {
     "data.cache": "pretokenized_cache",
     "parallel.engine": "distributed",
     "loader.workers": "dataloader_num_workers",
+    "loader.prefetch": "dataloader_prefetch_factor",
     "loader.pin_memory": "dataloader_pin_memory",
     "batch.examples_per_update": "batch_size",
     "batch.micro_batch": "micro_batch_size",

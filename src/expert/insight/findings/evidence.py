@@ -10,7 +10,7 @@ from expert.core.events import Event
 from expert.insight.record import RunRecord, listed, mapping
 from expert.insight.step.anatomy import Anatomy, StepAnatomy, finite, median, number
 from expert.insight.step.bands import Band, expected_band
-from expert.manifest.schema.manifest import Manifest
+from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.planning.decisions import REQUESTED
 from expert.planning.draft import KEYS
 from expert.planning.machine.cards import card_by_nvml_name
@@ -145,8 +145,13 @@ class Evidence:
     @property
     def feed_kind(self) -> str:
         """packed, padded, stream or late; before a run, what the plan implies."""
-        alone = "padded" if self.planned("data.packing") == "none" else "packed"
-        planned = "late" if self.planned("data.tokenize") == "late" else alone
+        planned = "packed"
+        if mapping(self.planned("data.dataset")).get("streaming"):
+            planned = "stream"
+        elif self.planned("data.tokenize") == "late":
+            planned = "late"
+        elif self.planned("data.packing") == "none" and self.planned("model.name") != CHAR_GPT:
+            planned = "padded"  # the blocks of a corpus are full without packing
         return str(self.newest("feed").get("kind", planned))
 
     @property

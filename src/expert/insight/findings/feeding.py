@@ -29,6 +29,8 @@ PADDING_SHARE = 0.2
 """Rows grouped by length need less than 10 % padding; from 20 % on, packing is worth the change."""
 PACKED_PADDING_SHARE = 0.4
 """Packed sequences are at least 90 % full, except with very few rows."""
+SHORT_ROWS = 0.5
+"""At half of the longest row, at least two rows fit into its place on average."""
 WORSE_THAN_UNPACKED = 0.6
 """Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
 
@@ -43,6 +45,14 @@ def tokenised_late(found: Evidence) -> Answer:
         severity="warning" if waits else "note",
         gain=_without_waiting(step) if waits else None,
     )
+
+
+def no_workers(found: Evidence) -> Answer:
+    """Before a run; packed tokens are fed by a thread and need no workers."""
+    path, made_here = "loader.workers", found.on_gpu and found.feed_kind != "packed"
+    if found.before is None or not made_here or found.workers or not found.requested(path):
+        return None
+    return found.setting_words(path)
 
 
 def too_few_workers(found: Evidence) -> Answer:
@@ -76,6 +86,31 @@ def too_many_workers(found: Evidence) -> Answer:
     waiting = f"; {_waiting(found.step)}" if found.step else ""
     text = f"{workers} workers on {cores} cores{waiting}"
     return Noted(text, severity="warning" if waits else "note")
+
+
+def pin_memory_off(found: Evidence) -> Answer:
+    """Before a run; after it the time that copies took is known."""
+    path = "loader.pin_memory"
+    off = found.on_gpu and found.planned(path) is False
+    return found.setting_words(path) if found.before and off else None
+
+
+def no_prefetch(found: Evidence) -> Answer:
+    """Before a run."""
+    path = "loader.prefetch"
+    few = found.on_gpu and (found.amount(path) or 0) <= 1
+    return found.setting_words(path) if found.before and few else None
+
+
+def no_packing(found: Evidence) -> Answer:
+    """Before a run: short rows that will be padded."""
+    rows, tokens = found.amount("length.rows"), found.amount("length.tokens_per_epoch")
+    if found.before is None or found.feed_kind not in ("padded", "late") or not rows or not tokens:
+        return None
+    mean, longest = tokens / rows, found.amount("data.sequence_length") or 0
+    if mean > SHORT_ROWS * longest:
+        return None
+    return f"rows of {mean:.0f} tokens on average and up to {longest:.0f}"
 
 
 def slow_disk(found: Evidence) -> Answer:

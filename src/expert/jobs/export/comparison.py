@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Segment
 from expert.jobs.export.card import PromptFormat, keeps_adapter_dtype
-from expert.jobs.export.exported import Kind, Quality
+from expert.jobs.export.exported import ExportRequest, Quality
 from expert.jobs.export.portable_base import BASE_COPY
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.base_folder import model_folder
-from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import Trained
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 # Short and ASCII, so that every tokenizer and GPU can handle them.
@@ -142,9 +140,7 @@ def logits_of_trained(trained: Trained, texts: list[list[int]]) -> list[Tensor]:
     return [logits_of(model, ids, rows) for ids in texts]
 
 
-def load_exported(
-    folder: Path, plan: RunPlan, kind: Kind, *, dtype: str, device: torch.device
-) -> Any:
+def load_exported(folder: Path, source: ExportRequest) -> Any:
     """Load an export with transformers and PEFT only, except for a quantised base and the character
     model."""
     from peft import PeftModel
@@ -154,11 +150,12 @@ def load_exported(
     from expert.model.load import DTYPES, load_model
 
     auto: Any = AutoModelForCausalLM
+    plan, device = source.plan, source.device
     if plan.model.name == CHAR_GPT:
         return load_char_gpt(folder, device)[0].eval().requires_grad_(False)
-    if kind != "adapter":
+    if source.kind != "adapter":
         placed = {"": str(device)}
-        return auto.from_pretrained(folder, dtype=DTYPES[dtype], device_map=placed).eval()
+        return auto.from_pretrained(folder, dtype=DTYPES[source.dtype], device_map=placed).eval()
     precision = plan.kernels.precision
     if precision == "fp16" and device.type == "cpu":
         precision = "fp32"

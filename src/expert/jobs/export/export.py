@@ -108,11 +108,11 @@ def export(
         kind=settled,
         dtype="fp32" if as_gguf else dtype or plan.kernels.precision,
         device=pick_device(device),
+        to=to,
         gguf="lora" if gguf_adapter else gguf or "",
         judged_rows=judged_rows,
+        warnings=warnings,
     )
-    import torch
-
     from expert.model.load import without_progress_bar
 
     tell(f"loading {plan.model.name} and {choice.name} of {folder.path}")
@@ -130,71 +130,12 @@ def export(
             written = write_gguf_model(source, expected, trained, temporary, tell)
         else:
             tell("writing")
-            _write(source, trained, temporary, to)
-            prompts = trained.loaded.soft_prompts
-            names = prompts.names if prompts is not None else ()
-            del trained, prompts
+            _write(source, trained, temporary)
+            del trained
             release_memory(source.device)
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
-            with loading(choice.path):  # as any user would
-                how: dict[str, Any] = {"dtype": source.dtype, "device": source.device}
-                model = load_exported(temporary, plan, settled, **how)
-                rows = torch.cat(soft_prompt_rows(temporary, names)) if names else None
-            logits = [logits_of(model, ids, rows) for ids in expected.ids]
-            del model  # merging and uploading need its memory
-            written = Written(difference=compare(expected.logits, logits), notes=())
-        # That of the coarser dtype of training and export; None for quantised GGUF files.
-        loaded = source.dtype if source.kind == "merged" else plan.kernels.precision
-        tolerance: float | None = max(TOLERANCE[loaded], TOLERANCE[source.dtype])
-        if source.gguf:
-            rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
-            tolerance = TOLERANCE[rounded] if rounded is not None else None
-        difference = written.difference
-        if not difference.within(float("inf") if tolerance is None else tolerance):
-            fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
-            off = "are not numbers"
-            if tolerance is not None:
-                one = f"{difference.largest_share:.0%} (tolerance {LARGEST * tolerance:.0%})"
-                off = f"differ by {difference.share:.1%} of their spread (tolerance "
-                off += f"{tolerance:.1%}), one of them by {one}"
-            raise ExpertError(
-                f"{folder.path}: the export differs from the trained model: its logits {off}; "
-                f"nothing was written  (try {'--gguf f32' if source.gguf else fix})"
-            )
-        verdict = read_verdict(folder)
-        done = Exported(
-            run=folder.path,
-            folder=to,
-            kind=source.kind,
-            checkpoint=choice.name,
-            dtype=source.dtype,
-            bytes=sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file()),
-            texts=len(expected.ids),
-            largest_difference=difference.largest,
-            share=difference.share,
-            tolerance=tolerance,
-            adapter_effect=expected.adapter_effect,
-            unquantised=source.kind == "merged" and plan.model.quantization in QUANTISED,
-            validation=warnings[0],
-            base=warnings[1],
-            judged=verdict.words if verdict is not None and not verdict.outdated else "",
-            gguf=source.gguf,
-            file=written.file,
-            quality=written.quality,
-            notes=written.notes,
-        )
-        card = model_card(
-            plan,
-            done,
-            events=list(read_events(folder.events)),
-            environment=read_object_or_empty(folder.environment),
-            manifest=read_object_or_empty(folder.manifest),
-            verdict=verdict,
-            prompt=expected.prompt_format,
-        )
-        (temporary / "README.md").write_text(card, encoding="utf-8")
-        _write_record(source, done, temporary, verdict)
-    return done
+            written = _read_back(source, expected, temporary)
+        return _described(source, expected, written, temporary)
 
 
 # --- checks before anything is loaded: the quality gate, the options, the target folder ----------
@@ -281,6 +222,74 @@ def check_target_folder(to: Path) -> None:
 # --- writing and checking ------------------------------------------------------------------------
 
 
+def _read_back(source: ExportRequest, expected: Expected, target: Path) -> Written:
+    """Load what was written as any user would, and compare its logits."""
+    import torch
+
+    names = tuple(prompt["name"] for prompt in source.plan.adapter.soft_prompts)
+    with loading(source.choice.path):
+        model = load_exported(target, source)
+        rows = torch.cat(soft_prompt_rows(target, names)) if names else None
+    logits = [logits_of(model, ids, rows) for ids in expected.ids]
+    return Written(difference=compare(expected.logits, logits), notes=())
+
+
+def _described(source: ExportRequest, expected: Expected, written: Written, into: Path) -> Exported:
+    """The result, with its model card and record; ExpertError if it differs from the trained."""
+    plan, folder, difference = source.plan, source.folder, written.difference
+    # That of the coarser dtype of training and export; None for quantised GGUF files.
+    loaded = source.dtype if source.kind == "merged" else plan.kernels.precision
+    tolerance: float | None = max(TOLERANCE[loaded], TOLERANCE[source.dtype])
+    if source.gguf:
+        rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
+        tolerance = TOLERANCE[rounded] if rounded is not None else None
+    if not difference.within(float("inf") if tolerance is None else tolerance):
+        fix = "--dtype fp32" if source.kind != "adapter" else "--merged --dtype fp32"
+        off = "are not numbers"
+        if tolerance is not None:
+            one = f"{difference.largest_share:.0%} (tolerance {LARGEST * tolerance:.0%})"
+            off = f"differ by {difference.share:.1%} of their spread (tolerance "
+            off += f"{tolerance:.1%}), one of them by {one}"
+        raise ExpertError(
+            f"{folder.path}: the export differs from the trained model: its logits {off}; "
+            f"nothing was written  (try {'--gguf f32' if source.gguf else fix})"
+        )
+    verdict = read_verdict(folder)
+    done = Exported(
+        run=folder.path,
+        folder=source.to,
+        kind=source.kind,
+        checkpoint=source.choice.name,
+        dtype=source.dtype,
+        bytes=sum(path.stat().st_size for path in into.rglob("*") if path.is_file()),
+        texts=len(expected.ids),
+        largest_difference=difference.largest,
+        share=difference.share,
+        tolerance=tolerance,
+        adapter_effect=expected.adapter_effect,
+        unquantised=source.kind == "merged" and plan.model.quantization in QUANTISED,
+        validation=source.warnings[0],
+        base=source.warnings[1],
+        judged=verdict.words if verdict is not None and not verdict.outdated else "",
+        gguf=source.gguf,
+        file=written.file,
+        quality=written.quality,
+        notes=written.notes,
+    )
+    card = model_card(
+        plan,
+        done,
+        events=list(read_events(folder.events)),
+        environment=read_object_or_empty(folder.environment),
+        manifest=read_object_or_empty(folder.manifest),
+        verdict=verdict,
+        prompt=expected.prompt_format,
+    )
+    (into / "README.md").write_text(card, encoding="utf-8")
+    _write_record(source, done, into, verdict)
+    return done
+
+
 def _write_record(
     source: ExportRequest, done: Exported, target: Path, verdict: SavedVerdict | None
 ) -> None:
@@ -355,8 +364,8 @@ def _load(source: ExportRequest) -> tuple[Trained, Expected]:
     )
 
 
-def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> None:
-    """Write weights, tokenizer and generation config; `to`: the folder's final path."""
+def _write(source: ExportRequest, trained: Trained, target: Path) -> None:
+    """Write weights, tokenizer and generation config."""
     from expert.model.load import DTYPES
     from expert.model.saving import save_trained
     from expert.model.soft_prompts import save_soft_prompt
@@ -385,7 +394,7 @@ def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> N
         if (prompts := trained.loaded.soft_prompts) is not None:
             for name, prompt in zip(prompts.names, prompts.prompts, strict=True):
                 place, config = target / "soft_prompts" / name, trained.loaded.decoder.config
-                save_soft_prompt(prompt, place, base=to.name, config=config)
+                save_soft_prompt(prompt, place, base=source.to.name, config=config)
     assert trained.tokenizer_folder is not None
     copy_tokenizer(trained.tokenizer_folder, target)
     _write_chat_template(trained, target)

@@ -44,9 +44,12 @@ class ExportRequest:
     kind: Kind
     dtype: str
     device: torch.device
+    to: Path
     gguf: str = ""
     """The type of a GGUF file, `lora` for an adapter; "" for other exports."""
     judged_rows: int = ROWS
+    warnings: tuple[str, str] = ("", "")
+    """About the run's validation and its base."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -156,102 +156,98 @@ def new_expert(
     if asked and data is None:
         options = "--map, --preferred, --json-values and --encoding"
         raise ExpertError(f"{options} are about rows  (name a file with --from)")
-    found: dict[str, Any] = {"notes": [], "warnings": []}
-    path, rows, headings, length = "datasets/train.jsonl", folder / "datasets/train.jsonl", "", None
+    found, headings = dict[str, Any](), ""
+    path, rows = "datasets/train.jsonl", folder / "datasets/train.jsonl"
     on_hub = data is not None and _is_on_hub(data)
     if data is not None:
         found, headings, domain = _examine_rows(data, asked)
         chosen = chosen or domain
         path = data.as_posix() if on_hub else f"datasets/{data.resolve().name}"
         rows = data if on_hub else folder / path
-    calls, has_answers = found.get("calls", False), found.get("has_answers", True)
-    starter = STARTERS[chosen or "text"]
-    description, able = starter["description"], starter["capabilities"]
-    if data is not None:  # whose language is unknown
-        able = [each for each in able if each != "language:en"]
-    if calls:
-        description, able = "Calls tools, and answers.", [*able, "task:tool_calling"]
-    manifest = folder / "manifest.json"
-    with _removed_on_failure(folder):
-        if data is None:
-            rows.parent.mkdir(parents=True)
-            write_text_atomically(rows, "".join(f"{json.dumps(row)}\n" for row in starter["rows"]))
-        elif not on_hub:
-            _copy_rows(data, rows, folder)
-        few = len(_first_rows(rows, encoding, FEW_ROWS)) < FEW_ROWS
-        decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
-        if grammar := starter.get("grammar"):
-            decoding |= {"validation": "parser", "grammar_type": grammar}
-        # The templates of small models do not support tools; ChatML supports them for all models.
-        written = {"prompt_template": "chatml"} if calls else {}
-        adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
-        content: dict[str, Any] = {
-            "schema_version": "2.0",
-            "name": folder.name,
-            "version": "0.1.0",
-            "description": description,
-            "base_models": [{"name": base, **written, "adapters": adapters}],
-            "capabilities": able,
-            "training": {
-                "dataset": {"path": path, **asked},
-                "config": {
-                    "adapter_type": "lora",
-                    "epochs": EPOCHS_FOR_FEW_ROWS if few else EPOCHS,
-                    "learning_rate": start.learning_rate,
-                    "batch_size": 16,
-                    "max_seq_length": "auto",
-                    "packing": True,
-                    **dict.fromkeys(PERFORMANCE, "auto"),
-                },
-                "decoding": decoding,
-            },
-        }
-        if asked.get("preference_rows") == PAIRS:
-            rate = start.learning_rate / PREFERENCE_FACTOR
-            values = {"method": "dpo", "beta": PREFERENCES["dpo"].beta, "learning_rate": rate}
-            content["training"]["config"] |= {**values, "epochs": 1}
-            found["notes"].append(
-                "method dpo: rows have a preferred and a rejected answer  (--preferred trains on "
-                "the preferred ones alone)"
-            )
-        _write_manifest(manifest, content)
-        found["notes"].append(f"base model {base}: {start.because}")
-        if data is not None:
-            try:
-                opened = open_run(manifest, data="unread")
-                shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), folder).shape
-                length = choose_length(opened, shape.context if shape else None)
-            except DataError as error:
-                raise _unusable(data, str(error).replace(str(rows), str(data))) from None
-            content["training"]["config"]["max_seq_length"] = length.length
-            _write_manifest(manifest, content)
-            name = "that of the tokenizer" if length.template == "tokenizer" else length.template
-            found["notes"] += [
-                f"prompt template: {name}{headings}",
-                f"max_seq_length {length.length}: {length.because}",
-            ]
-            found["warnings"] += [length.warning] if length.warning else []
-        pages = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
-        page = pages.from_string(read_text(Path(__file__).with_name("readme.jinja")))
-        readme = page.render(
-            name=folder.name,
-            description=description,
-            data=path,
-            on_hub=on_hub,
-            has_answers=has_answers,
-            is_tiny=base == TINY,
-        )
-        write_text_atomically(folder / "README.md", readme)
-        write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
-    return NewExpert(
+    made = NewExpert(
         folder=folder,
-        manifest=manifest,
+        manifest=folder / "manifest.json",
         data=rows,
         template=chosen or "text",
         model=base,
-        length=length,
         **found,
     )
+    with _removed_on_failure(folder):
+        if data is None:
+            rows.parent.mkdir(parents=True)
+            lines = [f"{json.dumps(row)}\n" for row in STARTERS[made.template]["rows"]]
+            write_text_atomically(rows, "".join(lines))
+        elif not on_hub:
+            _copy_rows(data, rows, folder)
+        few = len(_first_rows(rows, encoding, FEW_ROWS)) < FEW_ROWS
+        content = _manifest_content(made, start, {"path": path, **asked}, few=few)
+        _write_manifest(made.manifest, content)
+        made.notes.append(f"base model {base}: {start.because}")
+        if data is not None:
+            made = _with_length(made, content, data, headings)
+        pages = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True)
+        page = pages.from_string(read_text(Path(__file__).with_name("readme.jinja")))
+        shown = {"name": folder.name, "description": content["description"], "data": path}
+        shown |= {"on_hub": on_hub, "has_answers": made.has_answers, "is_tiny": base == TINY}
+        write_text_atomically(folder / "README.md", page.render(shown))
+        write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
+    return made
+
+
+def _manifest_content(
+    made: NewExpert, start: StartingPoint, dataset: dict[str, Any], *, few: bool
+) -> dict[str, Any]:
+    """The starter's manifest, adapted to the rows; `few`: there are few of them."""
+    starter, written = STARTERS[made.template], {}
+    description, able = starter["description"], starter["capabilities"]
+    if made.columns:  # of the user, whose language is unknown
+        able = [each for each in able if each != "language:en"]
+    if made.calls:
+        description, able = "Calls tools, and answers.", [*able, "task:tool_calling"]
+        # The templates of small models do not support tools; ChatML supports them for all models.
+        written = {"prompt_template": "chatml"}
+    decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
+    if grammar := starter.get("grammar"):
+        decoding |= {"validation": "parser", "grammar_type": grammar}
+    config: dict[str, Any] = {
+        "adapter_type": "lora",
+        "epochs": EPOCHS_FOR_FEW_ROWS if few else EPOCHS,
+        "learning_rate": start.learning_rate,
+        "batch_size": 16,
+        "max_seq_length": "auto",
+        "packing": True,
+        **dict.fromkeys(PERFORMANCE, "auto"),
+    }
+    if dataset.get("preference_rows") == PAIRS:
+        config["learning_rate"] = start.learning_rate / PREFERENCE_FACTOR
+        config |= {"method": "dpo", "beta": PREFERENCES["dpo"].beta, "epochs": 1}
+    adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
+    return {
+        "schema_version": "2.0",
+        "name": made.folder.name,
+        "version": "0.1.0",
+        "description": description,
+        "base_models": [{"name": made.model, **written, "adapters": adapters}],
+        "capabilities": able,
+        "training": {"dataset": dataset, "config": config, "decoding": decoding},
+    }
+
+
+def _with_length(made: NewExpert, content: dict[str, Any], data: Path, headings: str) -> NewExpert:
+    """Choose max_seq_length by the rows of the written manifest, and write it again."""
+    try:
+        opened = open_run(made.manifest, data="unread")
+        shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), made.folder).shape
+        length = choose_length(opened, shape.context if shape else None)
+    except DataError as error:
+        raise _unusable(data, str(error).replace(str(made.data), str(data))) from None
+    content["training"]["config"]["max_seq_length"] = length.length
+    _write_manifest(made.manifest, content)
+    name = "that of the tokenizer" if length.template == "tokenizer" else length.template
+    made.notes.append(f"prompt template: {name}{headings}")
+    made.notes.append(f"max_seq_length {length.length}: {length.because}")
+    made.warnings.extend([length.warning] if length.warning else [])
+    return replace(made, length=length)
 
 
 def _write_manifest(file: Path, content: Mapping[str, Any]) -> None:
@@ -356,12 +352,18 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
         raise _unusable(data, f"{unusable}: {bad[0]}")
     lost = f"{unusable}; fix them before training: expert dataset check lists them" if bad else ""
     turns = [turn for one in examples for turn in one.turns]
+    notes = list(_notes_on_files(data)) if data.is_dir() else []
+    if asked.get("preference_rows") == PAIRS:
+        notes.append(
+            "method dpo: rows have a preferred and a rejected answer  (--preferred trains on the "
+            "preferred ones alone)"
+        )
     found = {
         "columns": columns.used(),
         "unused": columns.unused(seen),
         "has_answers": bool(turns),
         "calls": any(map(has_tools, examples)),
-        "notes": list(_notes_on_files(data)) if data.is_dir() else [],
+        "notes": notes,
         "warnings": list(filter(None, (columns.unused_warning(seen), lost))),
     }
     texts = "".join(turn.text for turn in turns if turn.role == "user") if columns.input else ""

@@ -52,6 +52,8 @@ from expert.run.stored.load import (
 from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
+    import torch
+
     from expert.judging.cases import Case
     from expert.training.objectives.objective import EvalResult
 
@@ -59,8 +61,6 @@ ALL = "all"
 
 Tell = Callable[[str, int, int], None]
 """Called with the current task, progress and total; the total is 0 if unknown."""
-Note = Callable[[str], None]
-"""Called with a remark for the user."""
 
 
 def validate(
@@ -91,9 +91,6 @@ def validate(
     """
     # What can be refused is refused before anything is loaded.
     asked = {"max_regression": max_regression, **requirements}
-    unknown = [name for name in requirements if name not in REQUIREMENTS]
-    if unknown:
-        raise TypeError(f"validate() has no argument {unknown[0]}")
     if checkpoints not in (None, ALL):
         raise ExpertError(f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)")
     if limit is not None and limit < 1:
@@ -123,80 +120,23 @@ def validate(
     learnt, unknown_rows = trained_cases(pairs, run, make=test.drawn)
     notes = notes_on(test.every_case, judging.domain, left_out=test.left_out)
     notes += [note for note in about_decoding if "grammar" in note]  # others are about characters
-
-    def load(of: Run, choice: Choice | None) -> Trained:
-        """A state of a run, or its base."""
-        name = f"and {choice.name}" if choice is not None else "alone"
-        tell(f"loading {of.plan.model.name} {name}", 0, 0)
-        if choice is None:
-            return load_base(of.plan, device=computes_on)
-        return load_trained(of.folder, of.plan, choice, device=computes_on)
-
-    def result_of(of: Run, choice: Choice | None) -> CheckpointResult:
-        how: dict[str, Any] = {"learnt": learnt, "tell": tell, "note": notes.append}
-        trained = load(of, choice)
-        result, answers = answer_rows(of, trained, test, judging, decoding, seed=seed, **how)
-        del trained  # judging, and the next model, take memory of their own
-        gc.collect()
-        return replace(result, cases=judge_answers(result.name, answers, judging, **how))
-
-    result = result_of(run, chosen)
-    every = [choose(run.folder, name) for name in states(run.folder)] if checkpoints else []
-    compared = [result if each.path == chosen.path else result_of(run, each) for each in every]
-    before = result_of(other or run, others_choice) if baseline is not None else None
-    base_rows = None
-    if judging.compares_with_base and before is not None and before.name == BASE:
-        base_rows = before.new_rows or before.rows
-    elif judging.compares_with_base:  # its loss alone: it generates nothing
-        both = _losses(load(run, None), test, judging, learnt, tell, notes.append)
-        base_rows = both[1] or both[0]
-    of_base = None
-    if base_rows is not None:
-        of_base = ModelResult(
-            loss=base_rows.loss,
-            token_accuracy=base_rows.token_accuracy,
-            row_losses=base_rows.row_losses,
-        )
-    rows = {each.case.id: each.row for each in result.cases}
-    file, kept = validation_file(run.folder, chosen, test)
-    done = Validation(
-        folder=run.folder.path,
-        expert=run.plan.expert,
-        model=run.plan.model.name,
-        domain=judging.domain,
-        test_set=test.name,
-        weights=weights,
-        result=result,
-        baseline=before,
-        comparison=compare(result.verdicts(), before.verdicts(), rows) if before else None,
-        base=base_rows,
-        gate=evaluate_gate(
-            judging.demands, result.standing, before.standing if before else None, base=of_base
-        ),
-        because=judging.because,
-        judge=judging.judge.command if judging.judge is not None else "",
-        checkpoints=tuple(compared),
-        # Everything besides the expert and the rows that decides the outcome.
-        settings={
-            **judging.settings(),
-            "decoding": asdict(decoding),
-            "seed": seed,
-            "limit": limit,
-            "device": str(computes_on),
-        },
-        partial=test.partial,
-        file=file,
-        notes=tuple(filter(None, (*notes, remark, unknown_rows, kept))),
-        seconds=time.monotonic() - began,
+    examination = Examination(
+        test=test,
+        judging=judging,
+        decoding=decoding,
+        learnt=learnt,
+        seed=seed,
+        limit=limit,
+        device=computes_on,
+        tell=tell,
+        notes=notes,
+        began=began,
     )
-    run.folder.write_json(file.name, done.as_dict())
+    against = (other or run, others_choice) if baseline is not None else None
+    remarks, every = (remark, unknown_rows), checkpoints == ALL
+    done = examination.validated(run, chosen, against, weights, every=every, remarks=remarks)
+    run.folder.write_json(done.file.name, done.as_dict())
     return done
-
-
-REQUIREMENTS = (
-    *("min_accuracy", "min_improvement", "min_token_accuracy"),
-    *("judge_command", "judge_seconds", "min_score"),
-)
 
 
 # --- how answers are judged, why, and what the gate requires of them -----------------------------
@@ -235,6 +175,9 @@ class JudgeChoice:
 def check_requirements(asked: Mapping[str, Any]) -> JudgeCommand | None:
     """The judge command of the user's requirements, where None is not given; raises for all that no
     result can meet or miss, such as 95 for 95 %."""
+    known = {*GateRequirements.__annotations__, "judge_command", "judge_seconds"}
+    if unknown := [name for name in asked if name not in known]:
+        raise TypeError(f"validate() has no argument {unknown[0]}")
     problems = [
         f"{name}: got {value!r}, expected a number from 0 to 1"
         for name, value in asked.items()
@@ -319,106 +262,166 @@ def _run_at(expert: str | Path | None) -> Run:
     return Run(folder, plan, data_folder(folder, plan, beside))
 
 
-def _losses(
-    trained: Trained,
-    test: TestSet,
-    judging: JudgeChoice,
-    learnt: frozenset[str],
-    tell: Tell,
-    note: Note,
-) -> tuple[EvalResult, EvalResult | None]:
-    """Loss on all rows, and on those not trained on, if the loss decides and some of the rows were
-    trained on."""
-    rows, single = test.examples, judging.compares_with_base  # by the difference of each row
-    told = partial(tell, f"{trained.choice.name}: loss on held-out rows")
-    losses = partial(row_losses, trained, one_by_one=single, tell=told, note=note)
-    pairs = zip(rows, test.cases, strict=True)
-    new = [row for row, own in pairs if not any(case.id in learnt for case in own)]
-    enough = min(MIN_NEW_CASES, len(rows)) <= len(new) < len(rows)
-    return losses(rows), losses(new) if single and enough else None
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """Rows, and how models answer them and are judged: the same for all that are compared."""
 
+    test: TestSet
+    judging: JudgeChoice
+    decoding: DecodingSettings
+    learnt: frozenset[str]
+    """Ids of the cases that were trained on."""
+    seed: int
+    limit: int | None
+    device: torch.device
+    tell: Tell
+    notes: list[str]
+    """Remarks for the user; more come while models answer."""
+    began: float
 
-def answer_rows(
-    run: Run,
-    trained: Trained,
-    test: TestSet,
-    judging: JudgeChoice,
-    decoding: DecodingSettings,
-    *,
-    seed: int = 0,
-    learnt: frozenset[str] = frozenset(),
-    tell: Tell = lambda what, done, of: None,
-    note: Note = lambda text: None,
-) -> tuple[CheckpointResult, list[tuple[Case, Answer]]]:
-    """The losses of a loaded model on rows, and its answers to their cases, still to be judged.
-    `learnt`: ids of the cases that were trained on."""
-    from expert.answer.engine import answer_all
-
-    name, template = trained.choice.name, trained.template
-    if test.every_case and template is None:
-        raise ExpertError(
-            f"{run.folder.path}: the character model only continues text, and the rows are "
-            f"conversations ({test.name})  (name a text file with --test-set FILE)"
-        )
-    rows, new_rows = _losses(trained, test, judging, learnt, tell, note)
-    asked, answers = test.asked(), list[Answer]()
-    if asked:
-        answers = answer_all(
-            trained,
-            [replace(example, turns=example.turns[:-1]) for _, example in asked],
-            decoding,
-            seed=seed,
-            tell=partial(tell, f"{name}: answering"),
-            note=note,
-        )
-    result = CheckpointResult(
-        name=name,
-        run=str(run.folder.path),
-        step=trained.choice.step,
-        rows=rows,
-        new_rows=new_rows,
-        cases=(),
-    )
-    cases = with_rendered_answers(asked, template) if template else []
-    return result, list(zip(cases, answers, strict=True))
-
-
-def judge_answers(
-    name: str,
-    answers: Sequence[tuple[Case, Answer]],
-    judging: JudgeChoice,
-    *,
-    learnt: frozenset[str] = frozenset(),
-    tell: Tell = lambda what, done, of: None,
-    note: Note = lambda text: None,
-) -> tuple[Judged, ...]:
-    """Judge the answers of a model; `name`: the model's, in what is told and noted."""
-    cases, judge = [case for case, _ in answers], judging.judge
-    # If tool calls are expected, with the marks around them.
-    texts = [each.marked if case.check.get("marks") else each.text for case, each in answers]
-    if judge is not None:
-        tell(f"{name}: {judge.command}", 0, 0)
-        judgements, faults = score_all(judge, cases, texts)
-        for fault in faults:
-            note(f"{name}: {fault}")
-    else:
-        judgements = judge_all(
-            cases,
-            texts,
+    def validated(
+        self,
+        run: Run,
+        chosen: Choice,
+        against: tuple[Run, Choice | None] | None,
+        weights: str,
+        *,
+        every: bool,
+        remarks: Sequence[str],
+    ) -> Validation:
+        """The verdict on a run's `weights`. `against`: the baseline; `every`: compare all states
+        of the run."""
+        judging, test = self.judging, self.test
+        result = self.result_of(run, chosen)
+        others = [choose(run.folder, name) for name in states(run.folder)] if every else []
+        compared = [
+            result if each.path == chosen.path else self.result_of(run, each) for each in others
+        ]
+        before = self.result_of(*against) if against is not None else None
+        base = self._losses_of_base(run, before) if judging.compares_with_base else None
+        of_base = None
+        if base is not None:
+            of_base = ModelResult(
+                loss=base.loss, token_accuracy=base.token_accuracy, row_losses=base.row_losses
+            )
+        rows = {each.case.id: each.row for each in result.cases}
+        file, kept = validation_file(run.folder, chosen, test)
+        return Validation(
+            folder=run.folder.path,
+            expert=run.plan.expert,
+            model=run.plan.model.name,
             domain=judging.domain,
-            strict=judging.strict,
-            tell=partial(tell, f"{name}: judging"),
-            notice=note,
+            test_set=test.name,
+            weights=weights,
+            result=result,
+            baseline=before,
+            comparison=compare(result.verdicts(), before.verdicts(), rows) if before else None,
+            base=base,
+            gate=evaluate_gate(
+                judging.demands, result.standing, before.standing if before else None, base=of_base
+            ),
+            because=judging.because,
+            judge=judging.judge.command if judging.judge is not None else "",
+            checkpoints=tuple(compared),
+            # Everything besides the expert and the rows that decides the outcome.
+            settings={
+                **judging.settings(),
+                "decoding": asdict(self.decoding),
+                "seed": self.seed,
+                "limit": self.limit,
+                "device": str(self.device),
+            },
+            partial=test.partial,
+            file=file,
+            notes=tuple(filter(None, (*self.notes, *remarks, kept))),
+            seconds=time.monotonic() - self.began,
         )
-    return tuple(
-        Judged(
-            case=case,
-            answer=text,
-            judgement=_with_end(judgement, answer),
-            learnt=case.id in learnt,
+
+    def result_of(self, run: Run, choice: Choice | None) -> CheckpointResult:
+        """What a state of a run, or its base, achieves."""
+        from expert.answer.engine import answer_all
+
+        trained = self._load(run, choice)
+        name, step, template = trained.choice.name, trained.choice.step, trained.template
+        if self.test.every_case and template is None:
+            raise ExpertError(
+                f"{run.folder.path}: the character model only continues text, and the rows are "
+                f"conversations ({self.test.name})  (name a text file with --test-set FILE)"
+            )
+        rows, new_rows = self._losses(trained)
+        asked, answers = self.test.asked(), list[Answer]()
+        if asked:
+            answers = answer_all(
+                trained,
+                [replace(example, turns=example.turns[:-1]) for _, example in asked],
+                self.decoding,
+                seed=self.seed,
+                tell=partial(self.tell, f"{name}: answering"),
+                note=self.notes.append,
+            )
+        cases = with_rendered_answers(asked, template) if template else []
+        del trained  # judging, and the next model, take memory of their own
+        gc.collect()
+        return CheckpointResult(
+            name=name,
+            run=str(run.folder.path),
+            step=step,
+            rows=rows,
+            new_rows=new_rows,
+            cases=self._judged(name, list(zip(cases, answers, strict=True))),
         )
-        for (case, answer), text, judgement in zip(answers, texts, judgements, strict=True)
-    )
+
+    def _load(self, run: Run, choice: Choice | None) -> Trained:
+        name = f"and {choice.name}" if choice is not None else "alone"
+        self.tell(f"loading {run.plan.model.name} {name}", 0, 0)
+        if choice is None:
+            return load_base(run.plan, device=self.device)
+        return load_trained(run.folder, run.plan, choice, device=self.device)
+
+    def _losses_of_base(self, run: Run, before: CheckpointResult | None) -> EvalResult:
+        if before is not None and before.name == BASE:
+            return before.new_rows or before.rows
+        rows, new_rows = self._losses(self._load(run, None))  # it generates nothing
+        return new_rows or rows
+
+    def _losses(self, trained: Trained) -> tuple[EvalResult, EvalResult | None]:
+        """Loss on all rows, and on those not trained on, if the loss decides and some of the rows
+        were trained on."""
+        test, single = self.test, self.judging.compares_with_base  # by the difference of each row
+        told = partial(self.tell, f"{trained.choice.name}: loss on held-out rows")
+        losses = partial(row_losses, trained, one_by_one=single, tell=told, note=self.notes.append)
+        pairs = zip(test.examples, test.cases, strict=True)
+        new = [row for row, own in pairs if not any(case.id in self.learnt for case in own)]
+        enough = min(MIN_NEW_CASES, len(test.examples)) <= len(new) < len(test.examples)
+        return losses(test.examples), losses(new) if single and enough else None
+
+    def _judged(self, name: str, answers: Sequence[tuple[Case, Answer]]) -> tuple[Judged, ...]:
+        """The answers of the model of this name, judged."""
+        cases, judge = [case for case, _ in answers], self.judging.judge
+        # If tool calls are expected, with the marks around them.
+        texts = [each.marked if case.check.get("marks") else each.text for case, each in answers]
+        if judge is not None:
+            self.tell(f"{name}: {judge.command}", 0, 0)
+            judgements, faults = score_all(judge, cases, texts)
+            self.notes.extend(f"{name}: {fault}" for fault in faults)
+        else:
+            judgements = judge_all(
+                cases,
+                texts,
+                domain=self.judging.domain,
+                strict=self.judging.strict,
+                tell=partial(self.tell, f"{name}: judging"),
+                notice=self.notes.append,
+            )
+        return tuple(
+            Judged(
+                case=case,
+                answer=text,
+                judgement=_with_end(judgement, answer),
+                learnt=case.id in self.learnt,
+            )
+            for (case, answer), text, judgement in zip(answers, texts, judgements, strict=True)
+        )
 
 
 def _with_end(judgement: Judgement, answer: Answer) -> Judgement:
