@@ -164,7 +164,9 @@ def _show_improvement(done: Improvement, console: Console) -> None:
     else:
         show(console, "stopped; the same command with --resume continues", "bold")
     show(console, f"best: {done.best.run}", "bold")
-    show(console, f"next: expert validate {shell_quoted(Path(done.best.run))}")
+    best, test = (shell_quoted(path) for path in (Path(done.best.run), done.folder / "test.jsonl"))
+    show(console, f"next: expert validate {best} --test-set {test}")
+    show(console, f"      expert export {best} --to FOLDER")
     show(console, f"wrote {done.folder}", "dim")
 
 

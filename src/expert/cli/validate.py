@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,6 +92,12 @@ Judge = Annotated[
         "if they are short, open (loss against the base) if not."
     ),
 ]
+Vote = Annotated[
+    int | None,
+    typer.Option(
+        min=2, max=64, help="Also sample so many answers and score the one most agree with."
+    ),
+]
 CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases, evenly spread.")]
 
 
@@ -110,6 +117,7 @@ def validate(
     checkpoints: Compared = None,
     domain: Judge = None,
     limit: CaseLimit = None,
+    vote: Vote = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampled answers.")] = 0,
     device: options.ComputeDevice = options.Device.auto,
     as_json: Annotated[bool, options.json_option("Print the contents of validation.json.")] = False,
@@ -233,6 +241,9 @@ def _next_steps(done: Validation) -> list[str]:
 def score_sheet(done: Validation) -> Sheet:
     """The scores, next to the baseline if there is one; tasks below."""
     sides: dict[str, CheckpointResult] = {done.result.name: done.result}
+    if done.result.voted is not None:
+        name = f"vote of {done.settings['vote']}"
+        sides[name] = replace(done.result, cases=done.result.voted, voted=None)
     if done.baseline is not None:
         other = done.baseline
         name = other.name if other.run == str(done.folder) else f"{other.name} of {other.run}"

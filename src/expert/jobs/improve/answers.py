@@ -60,7 +60,10 @@ class Asked:
 
 
 def _distinct(answers: Sequence[OwnAnswer]) -> list[OwnAnswer]:
-    return list({each.key: each for each in reversed(answers)}.values())[::-1]
+    found: dict[str, OwnAnswer] = {}
+    for each in answers:
+        found.setdefault(each.key, each)
+    return list(found.values())
 
 
 def read_answers(file: Path) -> list[Asked]:
@@ -104,8 +107,11 @@ def ask(
     found, waiting = list(known), list[Future[list[Asked]]]()
 
     def judged(cases: Sequence[Case], answers: Sequence[Any]) -> list[Asked]:
-        pairs = [(cases[n // count], answer) for n, answer in enumerate(answers)]
-        verdicts = judge_answers("", pairs, judging, note=note)
+        pairs = [
+            (replace(cases[n // count], id=f"{cases[n // count].id} #{n % count + 1}"), answer)
+            for n, answer in enumerate(answers)
+        ]
+        verdicts = judge_answers(pairs, judging, note=note)
         own = [
             OwnAnswer(
                 text=each.answer,

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 Method = Literal["rft", "dpo"]
 ROUNDS, ANSWERS, PROMPTS = 3, 4, 4000
 TEMPERATURE = 0.8
+PAIRS_HELD_OUT = 0.05
 MOST_OVERLAP = 0.1
 """A test set of which more is among the training prompts judges what was learnt by heart."""
 STATE, VERDICTS = "improve.json", "before.json"
@@ -212,12 +213,14 @@ class Rounds:
         return config
 
     def _train(self, config: Mapping[str, Any]) -> RunResult:
-        """Train the round's run, or resume it."""
+        """Train the round's run, or resume it. Of pairs some are held out; other rows have none."""
+        are_pairs = self.done.settings["method"] == "dpo"
+        held_out = {"validation_split": PAIRS_HELD_OUT} if are_pairs else self.held_out
         content = manifest_of_round(
             manifest_of_run(self.start.folder),
             self.start.plan,
             self.start.place or self.start.folder.path,
-            dataset={"path": str(self.folder / "rows.jsonl"), **self.held_out},
+            dataset={"path": str(self.folder / "rows.jsonl"), **held_out},
             config=config,
         )
         file = self.folder / "manifest.json"

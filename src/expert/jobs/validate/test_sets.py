@@ -114,13 +114,17 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
             return _of_cases(named, found)
         source = resolve_sources(DatasetSpec(path=str(named.resolve())), named.parent).train
         assert source is not None
-        try:
-            return _of_sources([source], spec, str(named))
-        except ColumnsNotFound as error:
-            what = str(error).partition("  (")[0]
-            raise ExpertError(
-                f"--test-set {what}  (name its columns as those of the rows it was trained on)"
-            ) from None
+        # A run that was trained on pairs may be judged by single answers.
+        single = spec.model_copy(update={"preference_rows": None})
+        faults: list[str] = []
+        for own in (spec, single):
+            try:
+                return _of_sources([source], own, str(named))
+            except ColumnsNotFound as error:
+                faults.append(str(error).partition("  (")[0])
+        raise ExpertError(
+            f"--test-set {faults[0]}  (name its columns as those of the rows it was trained on)"
+        )
     if place is None:
         raise ExpertError(
             f"{run.folder.path}: the run's data was moved or deleted  (name rows with --test-set "

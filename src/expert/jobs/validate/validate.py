@@ -26,6 +26,8 @@ from expert.jobs.validate.test_sets import (
     with_rendered_answers,
 )
 from expert.jobs.validate.validation import CheckpointResult, Judged, Validation, notes_on
+from expert.jobs.validate.vote import TEMPERATURE
+from expert.jobs.validate.vote import vote as vote_on
 from expert.judging.domain import OPEN, TEXT, domain_of, is_strict, kind_of_answers
 from expert.judging.gate import (
     MAX_REGRESSION,
@@ -61,6 +63,8 @@ ALL = "all"
 
 Tell = Callable[[str, int, int], None]
 """Called with the current task, progress and total; the total is 0 if unknown."""
+Note = Callable[[str], None]
+"""Called with a remark for the user."""
 
 
 def validate(
@@ -73,6 +77,7 @@ def validate(
     checkpoints: str | None = None,
     domain: str | None = None,
     limit: int | None = None,
+    vote: int | None = None,
     seed: int = 0,
     device: str = "auto",
     tell: Tell = lambda what, done, of: None,
@@ -81,7 +86,8 @@ def validate(
     """Judge an expert by rows it was not trained on, and write validation.json into its run folder.
 
     `expert`: a run folder, a folder of runs, or a manifest's folder, whose newest run is used.
-    `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
+    `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all". `vote`:
+    also take the answer that most of so many sampled ones agree with; the gate looks at the first.
 
     `requirements`: `min_accuracy`, 0.95 by default; it does not apply to rows without answers. Open
     text is compared with its base by loss and token accuracy: `min_improvement`, as a share of the
@@ -127,6 +133,7 @@ def validate(
         learnt=learnt,
         seed=seed,
         limit=limit,
+        votes=vote or 0,
         device=computes_on,
         tell=tell,
         notes=notes,
@@ -273,6 +280,8 @@ class Examination:
     """Ids of the cases that were trained on."""
     seed: int
     limit: int | None
+    votes: int
+    """Answers to each case, of which one is taken by vote; 0: no vote."""
     device: torch.device
     tell: Tell
     notes: list[str]
@@ -329,6 +338,7 @@ class Examination:
                 "decoding": asdict(self.decoding),
                 "seed": self.seed,
                 "limit": self.limit,
+                **({"vote": self.votes} if self.votes else {}),
                 "device": str(self.device),
             },
             partial=test.partial,
@@ -349,19 +359,27 @@ class Examination:
                 f"conversations ({self.test.name})  (name a text file with --test-set FILE)"
             )
         rows, new_rows = self._losses(trained)
-        asked, answers = self.test.asked(), list[Answer]()
+        asked, answers, several = self.test.asked(), list[Answer](), list[Answer]()
+        questions = [replace(example, turns=example.turns[:-1]) for _, example in asked]
+        how: dict[str, Any] = {"seed": self.seed, "note": self.notes.append}
         if asked:
-            answers = answer_all(
-                trained,
-                [replace(example, turns=example.turns[:-1]) for _, example in asked],
-                self.decoding,
-                seed=self.seed,
-                tell=partial(self.tell, f"{name}: answering"),
-                note=self.notes.append,
-            )
+            told = partial(self.tell, f"{name}: answering")
+            answers = answer_all(trained, questions, self.decoding, tell=told, **how)
+        if self.votes and choice is not None:
+            drawn = replace(self.decoding, temperature=self.decoding.temperature or TEMPERATURE)
+            told = partial(self.tell, f"{name}: answering to vote")
+            again = [question for question in questions for _ in range(self.votes)]
+            several = answer_all(trained, again, drawn, tell=told, **how)
         cases = with_rendered_answers(asked, template) if template else []
         del trained  # judging, and the next model, take memory of their own
         gc.collect()
+        voted = None
+        if several:
+            groups = [several[at : at + self.votes] for at in range(0, len(several), self.votes)]
+            judging, told = self.judging, partial(self.tell, f"{name}: voting")
+            domain = TEXT if judging.judge is not None else judging.domain
+            chosen = vote_on(cases, groups, domain=domain, strict=judging.strict, tell=told)
+            voted = self._judged(f"{name} by vote", list(zip(cases, chosen, strict=True)))
         return CheckpointResult(
             name=name,
             run=str(run.folder.path),
@@ -369,6 +387,7 @@ class Examination:
             rows=rows,
             new_rows=new_rows,
             cases=self._judged(name, list(zip(cases, answers, strict=True))),
+            voted=voted,
         )
 
     def _load(self, run: Run, choice: Choice | None) -> Trained:
@@ -397,31 +416,40 @@ class Examination:
 
     def _judged(self, name: str, answers: Sequence[tuple[Case, Answer]]) -> tuple[Judged, ...]:
         """The answers of the model of this name, judged."""
-        cases, judge = [case for case, _ in answers], self.judging.judge
-        # If tool calls are expected, with the marks around them.
-        texts = [each.marked if case.check.get("marks") else each.text for case, each in answers]
-        if judge is not None:
-            self.tell(f"{name}: {judge.command}", 0, 0)
-            judgements, faults = score_all(judge, cases, texts)
-            self.notes.extend(f"{name}: {fault}" for fault in faults)
-        else:
-            judgements = judge_all(
-                cases,
-                texts,
-                domain=self.judging.domain,
-                strict=self.judging.strict,
-                tell=partial(self.tell, f"{name}: judging"),
-                notice=self.notes.append,
-            )
-        return tuple(
-            Judged(
-                case=case,
-                answer=text,
-                judgement=_with_end(judgement, answer),
-                learnt=case.id in self.learnt,
-            )
-            for (case, answer), text, judgement in zip(answers, texts, judgements, strict=True)
+        tell, note = partial(self.tell, f"{name}: judging"), self.notes.append
+        return judge_answers(answers, self.judging, learnt=self.learnt, tell=tell, note=note)
+
+
+def judge_answers(
+    answers: Sequence[tuple[Case, Answer]],
+    judging: JudgeChoice,
+    *,
+    learnt: frozenset[str] = frozenset(),
+    tell: Callable[[int, int], None] = lambda done, of: None,
+    note: Note = lambda text: None,
+) -> tuple[Judged, ...]:
+    """Judge answers in the sandbox, or by the user's program; `learnt`: ids of cases that were
+    trained on."""
+    cases = [case for case, _ in answers]
+    # If tool calls are expected, with the marks around them.
+    texts = [each.marked if case.check.get("marks") else each.text for case, each in answers]
+    if judging.judge is not None:
+        tell(0, 0)
+        judgements, faults = score_all(judging.judge, cases, texts)
+        for fault in faults:
+            note(fault)
+    else:
+        how: dict[str, Any] = {"domain": judging.domain, "strict": judging.strict}
+        judgements = judge_all(cases, texts, **how, tell=tell, notice=note)
+    return tuple(
+        Judged(
+            case=case,
+            answer=text,
+            judgement=_with_end(judgement, answer),
+            learnt=case.id in learnt,
         )
+        for (case, answer), text, judgement in zip(answers, texts, judgements, strict=True)
+    )
 
 
 def _with_end(judgement: Judgement, answer: Answer) -> Judgement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,8 @@ class CheckpointResult:
     cases: tuple[Judged, ...]
     new_rows: EvalResult | None = None
     """On the rows not trained on, if some were trained on and enough others are left."""
+    voted: tuple[Judged, ...] | None = None
+    """The cases with the answers that most of several agree with, if there was a vote."""
 
     @property
     def score(self) -> Score:
@@ -242,6 +244,9 @@ def result_facts(result: CheckpointResult, *, cases: bool = True) -> dict[str, A
             for task, own in result.by_task().items()
         },
     }
+    if result.voted is not None:
+        voted = replace(result, cases=result.voted, voted=None)
+        facts["voted"] = result_facts(voted, cases=cases)
     if cases:
         facts["cases"] = [
             {

@@ -1,0 +1,62 @@
+"""Several answers to each prompt, of which the one is taken that most of them agree with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from expert.answer.writer import Answer
+from expert.judging.answers import normalised
+from expert.judging.domain import TEXT
+from expert.judging.judge_pool import judge_all
+from expert.judging.oracles.calls import CALLS
+
+if TYPE_CHECKING:
+    from expert.judging.cases import Case
+
+TEMPERATURE = 0.7
+"""Of the answers that vote, unless the manifest samples anyway."""
+
+
+def vote(
+    cases: Sequence[Case],
+    answers: Sequence[Sequence[Answer]],
+    *,
+    domain: str,
+    strict: bool = False,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> list[Answer]:
+    """For each case the answer whose result most of its answers share; of equals the first.
+
+    Two answers agree if the judge of the case takes one for right where the other is expected:
+    queries by what they return, JSON by its value, text and calls as they stand. The expected
+    answer has no part in it.
+    """
+    # The check of calls holds the expected ones.
+    cases = [replace(e, domain=TEXT, check={}) if e.domain == CALLS else e for e in cases]
+    votes = [Counter(normalised(each.text) for each in own if each.ended) for own in answers]
+    texts = [{normalised(each.text): each.text for each in own} for own in answers]
+    pairs = [
+        (place, one, other)
+        for place, own in enumerate(votes)
+        for one, other in combinations(own, 2)
+    ]
+    verdicts = judge_all(
+        [replace(cases[place], expected=texts[place][one]) for place, one, _ in pairs],
+        [texts[place][other] for place, _, other in pairs],
+        domain=domain,
+        strict=strict,
+        tell=tell,
+    )
+    agreeing = [Counter(own) for own in votes]
+    for (place, one, other), verdict in zip(pairs, verdicts, strict=True):
+        if verdict.passed:
+            agreeing[place][one] += votes[place][other]
+            agreeing[place][other] += votes[place][one]
+    return [
+        max(own, key=lambda each: (each.ended, count[normalised(each.text)]))
+        for own, count in zip(answers, agreeing, strict=True)
+    ]

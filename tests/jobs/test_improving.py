@@ -1,0 +1,279 @@
+"""`expert improve`: what is asked, what is trained on, and that nothing is asked twice."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.answer.writer import Answer
+from expert.core.errors import ExpertError
+from expert.data.records import Example, Turn
+from expert.jobs.improve import answers as asking
+from expert.jobs.improve.answers import Asked, OwnAnswer, doubts_about, read_answers
+from expert.jobs.improve.improve import improve
+from expert.jobs.improve.overlap import overlapping
+from expert.jobs.improve.rows import copies_for, pairs, right_answers
+from expert.jobs.validate.test_sets import TestSet
+from expert.jobs.validate.vote import vote
+from expert.judging.cases import Case
+from tests.each import each
+from tests.jobs.runs import base_model, place, plan_of, run, write_expert
+from tests.jobs.validated_runs import ROWS, TESTS, YES, rows_file
+
+LINES = [json.dumps(row) for row in ROWS]
+
+
+def own(
+    text: str, *, passed: bool | None = True, kind: str = "equal", tokens: int = 5
+) -> OwnAnswer:
+    return OwnAnswer(text=text, tokens=tokens, passed=passed, reason="", kind=kind)
+
+
+def asked(id: str, *answers: OwnAnswer, expected: str = "gold") -> Asked:
+    return Asked(id=id, prompt=id, expected=expected, answers=answers)
+
+
+def rows(*prompts: str, answer: str = "gold") -> TestSet:
+    """Rows of one question and its answer."""
+    turns = [(Turn("user", text), Turn("assistant", answer)) for text in prompts]
+    return TestSet(
+        name="rows",
+        domain="",
+        examples=tuple(map(Example, turns)),
+        cases=tuple(
+            (Case(id=text, turns=(("user", text),), expected=answer, turn=2),) for text in prompts
+        ),
+    )
+
+
+def answers_in(found: list[dict[str, Any]]) -> list[str]:
+    return [row["messages"][-1]["content"] for row in found]
+
+
+# --- rows ----------------------------------------------------------------------------------------
+
+
+def test_every_prompt_is_trained_on_as_often_with_its_right_answers_else_the_expected_one():
+    trained = rows("a", "b", "c")
+    known = [
+        asked("a", own("x"), own("y"), own(" x "), own("no", passed=False)),
+        asked("b", own("no", passed=False)),
+    ]
+    assert copies_for(known, 3.0) == 2  # no prompt has more different right answers
+    assert copies_for(known, 1.0) == 1  # nor are there more epochs to share
+    found = answers_in(list(right_answers(trained, known, 2)))
+    assert found == ["x", "y", "gold", "gold", "gold", "gold"]
+
+
+def test_a_pair_is_a_right_answer_or_the_expected_one_beside_a_wrong_one():
+    trained = rows("a", "b", "c")
+    known = [
+        asked("a", own("x"), own("bad", passed=False), own("worse", passed=False)),
+        asked("b", own("bad", passed=False), own("?", passed=None)),
+        asked("c", own("x")),
+    ]
+    found = [
+        (row["prompt"][0]["content"], row["chosen"][0]["content"], row["rejected"][0]["content"])
+        for row in pairs(trained, known)
+    ]
+    assert found == [("a", "x", "bad"), ("a", "x", "worse"), ("b", "gold", "bad")]
+
+
+def test_of_a_conversation_only_the_answer_that_was_asked_for_is_trained_on():
+    turns = [
+        Turn("user", "1"),
+        Turn("assistant", "one"),
+        Turn("user", "2"),
+        Turn("assistant", "two"),
+    ]
+    cases = tuple(Case(id=f"r, turn {n}", turns=(), expected="", turn=n, row="r") for n in (2, 4))
+    talk = TestSet(name="", domain="", examples=(Example(tuple(turns)),), cases=(cases,))
+    (first, second) = right_answers(talk, [asked("r, turn 4", own("zwei"))], 1)
+    assert answers_in([first, second]) == ["one", "zwei"]
+    assert [message.get("weight") for message in second["messages"]] == [None, 0, None, None]
+
+
+# --- the test set --------------------------------------------------------------------------------
+
+QUESTION = "Which of the {} countries that border the sea exports the most cheese to Norway?"
+SCHEMA = " Schema: CREATE TABLE trade (country TEXT, goods TEXT, tonnes INTEGER, year INTEGER)"
+
+
+@each(
+    "prompt, is_known",
+    [
+        (QUESTION.format("five"), True),
+        (QUESTION.format("five").upper() + "!", True),
+        (QUESTION.format("five") + " Please answer.", True),
+        ("Which country that borders the sea imports most?", False),
+        ("How many tonnes of butter were sold in 1999?" + SCHEMA, False),
+        ("", False),
+    ],
+)
+def test_a_prompt_of_the_test_set_or_nearly_is_recognised(prompt, is_known):
+    # Many questions share a schema, which says nothing about copies.
+    others = [f"What is number {n} of our {n * 7} ships?{SCHEMA}" for n in range(40)]
+    found = overlapping([prompt, *others[1:]], [QUESTION.format("five"), others[0]])
+    assert found[0] is is_known
+    assert not any(found[1:])
+
+
+# --- doubts and votes ----------------------------------------------------------------------------
+
+
+@each(
+    "answers, says",
+    [
+        ([asked(str(n), own("gold")) for n in range(4)], ""),
+        ([asked(str(n), own(f"gold {n} " * 3)) for n in range(4)], "times as long"),
+        ([asked(str(n), own("yes"), expected=f"no{n}") for n in range(4)], "the same text"),
+        ([asked(str(n), own("yes"), expected="yes") for n in range(4)], ""),
+        ([asked(str(n), own(f"g {n}", kind="schema")) for n in range(4)], "form alone"),
+        ([asked("a", own("gold", passed=False))], ""),
+    ],
+)
+def test_answers_that_only_please_the_judge_are_doubted(answers, says):
+    found = doubts_about(answers, None)
+    assert bool(found) == bool(says)
+    assert says in "".join(found)
+
+
+def test_answers_that_grow_from_round_to_round_are_doubted():
+    now = [asked("a", own("gold", tokens=30))]
+    assert doubts_about(now, {"tokens": 29.0}) == []
+    assert "answers grow" in doubts_about(now, {"tokens": 15.0})[0]
+
+
+def test_a_vote_takes_the_answer_whose_result_most_share():
+    table = "CREATE TABLE t (a INTEGER, b INTEGER); INSERT INTO t VALUES (1, 2), (3, 4), (5, 6)"
+    case = Case(id="1", turns=(("user", "?"),), expected="unknown", check={"setup": table})
+    texts = [
+        "SELECT b FROM t WHERE a > 1",
+        "SELECT a FROM t",
+        "SELECT a FROM t",
+        "SELECT b FROM t WHERE a >= 3",
+        "SELECT b FROM t WHERE NOT a = 1",
+    ]
+    answers = [Answer(text=text, marked=text, tokens=9, ended=True) for text in texts]
+    assert vote([case], [answers], domain="sql")[0].text == texts[0]
+    assert vote([case], [answers], domain="text")[0].text == texts[1]  # two are the same text
+
+
+def test_answers_that_were_cut_have_no_vote():
+    answers = [
+        Answer(text=text, marked=text, tokens=9, ended=text == "b") for text in ("a", "a", "b")
+    ]
+    case = Case(id="1", turns=(("user", "?"),), expected="a")
+    assert vote([case], [answers], domain="text")[0].text == "b"
+
+
+# --- whole rounds --------------------------------------------------------------------------------
+
+
+@cache
+def unsure() -> Path:
+    """The run of an expert that answers right at times, if it samples."""
+    folder = place() / "unsure"
+    path = write_expert(
+        folder,
+        base_model(2),
+        {"epochs": 12, "learning_rate": 1e-2, "rank": 16},
+        rows=ROWS,
+        dataset={"test_path": "test.jsonl"},
+        capabilities=["format:json"],
+    )
+    rows_file(folder, TESTS, "test.jsonl")
+    return run(path).folder
+
+
+HOW: dict[str, Any] = {"answers": 4, "prompts": 8, "rounds": 1, "temperature": 1.0, "device": "cpu"}
+
+
+@pytest.mark.parametrize("method", ["rft", "dpo"])
+def test_a_round_asks_judges_trains_and_is_judged(tmp_path, method):
+    done = improve(unsure(), method=method, output=tmp_path, min_accuracy=1.0, **HOW)
+    found = read_answers(done.folder / "round-1" / "answers.jsonl")
+    assert len(found) == 8
+    assert {len(each.answers) for each in found} == {4}
+    assert {one.passed for each in found for one in each.answers} == {True, False}
+    (only,) = done.rounds
+    assert only.standing is not None
+    assert only.standing.judged == done.before.judged == len(TESTS)
+    assert only.facts["answers"] == 32
+    state = json.loads((done.folder / "improve.json").read_text())
+    assert state["ended"]
+    assert state["best"] == done.best.run
+    plan = plan_of(Path(only.run))
+    if method == "rft":
+        assert only.rows % 43 == 0  # the run held five of its 48 rows out
+        assert plan["adapter"]["start"] is None
+    else:
+        assert plan["objective"]["loss"] == "sigmoid"
+        assert plan["adapter"]["start"] == str(unsure() / "final")
+
+
+def test_what_is_interrupted_goes_on_without_asking_anything_twice(tmp_path, monkeypatch):
+    how = {**HOW, "min_accuracy": 1.0, "output": tmp_path}
+    monkeypatch.setattr(asking, "ANSWERS_AT_ONCE", {"cpu": 8})
+    whole = improve(unsure(), **{**how, "output": tmp_path / "whole"})
+    from expert.answer import engine
+
+    answer_all, calls = engine.answer_all, list[int]()
+
+    def counting(trained: Any, questions: Any, settings: Any, **more: Any) -> Any:
+        if "numbers" in more:  # not the validation's
+            calls.append(len(questions))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+        return answer_all(trained, questions, settings, **more)
+
+    monkeypatch.setattr(engine, "answer_all", counting)
+    with pytest.raises(KeyboardInterrupt):
+        improve(unsure(), **how)
+    (folder,) = tmp_path.glob("2*")
+    file = folder / "round-1" / "answers.jsonl"
+    with file.open("ab") as stream:
+        stream.write(b'{"id": "half a li')
+    kept = len(read_answers(file))
+    assert kept
+    calls[:] = [0, 0, 0]
+    done = improve(unsure(), **how, resume=True)
+    assert done.folder == folder
+    assert sum(calls[3:]) == (8 - kept) * 4
+    assert file.read_bytes() == (whole.folder / "round-1" / "answers.jsonl").read_bytes()
+    with pytest.raises(ExpertError, match="no unfinished improvement"):
+        improve(unsure(), **how, resume=True)
+
+
+def test_a_test_set_among_the_training_prompts_is_refused(tmp_path):
+    file = tmp_path / "seen.jsonl"
+    file.write_text("\n".join(LINES), encoding="utf-8")
+    with pytest.raises(ExpertError, match="learnt by heart"):
+        improve(unsure(), output=tmp_path, test_set=file, **HOW)
+
+
+def test_an_expert_whose_answers_nothing_judges_is_refused(tmp_path):
+    with pytest.raises(ExpertError, match="nothing says which answers are right"):
+        improve(unsure(), output=tmp_path, domain="open", **HOW)
+
+
+def test_other_settings_do_not_continue_what_was_begun(tmp_path, monkeypatch):
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    how = {**HOW, "min_accuracy": 1.0, "output": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        improve(unsure(), **how, train=stop)
+    with pytest.raises(ExpertError, match="another answers"):
+        improve(unsure(), **{**how, "answers": 2}, resume=True)
+
+
+def test_the_expected_json_is_never_shown_to_the_vote():
+    case = Case(id="1", turns=(("user", "?"),), expected=YES)
+    texts = ['{"ok": true}', '{"ok": 1, "n": 2}', '{"n": 2, "ok": 1}']
+    answers = [Answer(text=text, marked=text, tokens=9, ended=True) for text in texts]
+    assert vote([case], [answers], domain="json")[0].text == texts[1]
