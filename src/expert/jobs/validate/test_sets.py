@@ -117,9 +117,9 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
         # A run that was trained on pairs may be judged by single answers.
         single = spec.model_copy(update={"preference_rows": None})
         faults: list[str] = []
-        for own in (spec, single):
+        for each in (spec, single):
             try:
-                return _of_sources([source], own, str(named))
+                return _of_sources([source], each, str(named))
             except ColumnsNotFound as error:
                 faults.append(str(error).partition("  (")[0])
         raise ExpertError(

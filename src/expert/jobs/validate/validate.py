@@ -416,7 +416,11 @@ class Examination:
 
     def _judged(self, name: str, answers: Sequence[tuple[Case, Answer]]) -> tuple[Judged, ...]:
         """The answers of the model of this name, judged."""
-        tell, note = partial(self.tell, f"{name}: judging"), self.notes.append
+
+        def note(text: str) -> None:
+            self.notes.append(f"{name}: {text}" if self.judging.judge is not None else text)
+
+        tell = partial(self.tell, f"{name}: judging")
         return judge_answers(answers, self.judging, learnt=self.learnt, tell=tell, note=note)
 
 
