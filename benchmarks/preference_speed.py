@@ -96,7 +96,7 @@ def train_case(name: str, args: argparse.Namespace) -> None:
             "config": {
                 "method": "dpo",
                 "batch_size": case["pairs"],
-                "max_seq_length": 4096,
+                "max_seq_length": 8192 if "ratio" in case else 4096,
                 "max_steps": 2000,
                 "epochs": 10_000,
                 "lr_scheduler": "constant",

@@ -266,6 +266,7 @@ def improve(
     """
     began = time.monotonic()
     folder, beside = find_expert(Path(expert) if expert is not None else None, "finished")
+    folder = RunFolder(folder.path.absolute())  # rounds name it from other folders
     plan = read_plan(folder)
     start = Run(folder, plan, data_folder(folder, plan, beside))
     _refuse_unfit(start, method)
@@ -350,8 +351,8 @@ def _state(
     start: Run, settings: dict[str, Any], output: Path | None, *, resume: bool
 ) -> Improvement:
     """The improvement to continue, else a new one in a new folder."""
-    above = (output or start.folder.path.absolute().parent.parent / "improved").absolute()
-    own = str(start.folder.path.absolute())
+    above = (output or start.folder.path.parent.parent / "improved").absolute()
+    own = str(start.folder.path)
     for folder in sorted(above.glob("*"), reverse=True) if resume else ():
         if not (folder / STATE).is_file():
             continue
