@@ -13,6 +13,7 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import (
     ADAPTERS,
     DPO_LOSSES,
+    LOW_RANK,
     PREFERENCES,
     QUANTISED,
     SCHEDULES,
@@ -217,7 +218,7 @@ def _start(manifest: Manifest, found: Findings) -> None:
         what = f"adapter_type {config.adapter_type} does not start from an adapter"
         fix = "name the folder of trained weights as the base model, or remove it"
         found.wrong("training.config.start_from", what, fix)
-    if config.adapter_type not in ("lora", "dora"):
+    if config.adapter_type not in LOW_RANK:
         for key in ("adapter_init", "loraplus_lr_ratio", "modules_to_save"):
             if getattr(config, key) != TrainingConfig.model_fields[key].default:
                 what = f"adapter_type {config.adapter_type} does not have it"

@@ -145,8 +145,9 @@ ADAPTERS = {
     ),
 }
 
-
 IN_FLOAT32 = tuple(name for name, kind in ADAPTERS.items() if kind.in_float32)
+LOW_RANK = ("lora", "dora")
+"""Those with layers of our own, which can be fused, and with all of LoRA's keys."""
 
 
 def takes(adapter: str, option: str) -> bool:

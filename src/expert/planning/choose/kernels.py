@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from expert.core.install import pip_install
+from expert.manifest.schema.kinds import LOW_RANK
 from expert.planning.choose.fastest import choose_capture
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
@@ -249,8 +250,8 @@ def choose_fused_blocks(
 def _cannot_fuse(draft: PlanDraft) -> str:
     """Why the kernels do not support this model, adapter or card, or ""."""
     shape, targets = draft.resolved.shape, draft["adapter.target_modules"]
-    if draft.config.adapter_type not in ("lora", "dora"):
-        return "made for LoRA and DoRA"
+    if draft.config.adapter_type not in LOW_RANK:
+        return f"made for {' and '.join(LOW_RANK)}"
     if not draft.on_gpu and draft.config.fused_blocks == "auto":
         return "no GPU"
     able = draft.has_capability(AMPERE) or not draft.on_gpu
