@@ -24,6 +24,10 @@ class OptimizerKind:
     """Its update rule: a run can be resumed with another optimizer of the same rule."""
     not_shardable: str = ""
     """Why its state cannot be sharded like the weights, if so: another one is used there."""
+    rate_factor: float = 1.0
+    """Default learning rate, over that of AdamW."""
+    most_rate: float = 0.1
+    """Learning rate from which nearly every run diverges."""
 
 
 # Two 8-bit moments, and a float32 scale per 256 of each.
@@ -38,7 +42,7 @@ OPTIMIZERS = {
     "paged_adamw_8bit": OptimizerKind(
         title="paged 8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT, not_shardable=_IN_BLOCKS
     ),
-    "sgd": OptimizerKind(title="SGD", state_bytes=4, update="SGD"),  # momentum
+    "sgd": OptimizerKind(title="SGD", state_bytes=4, update="SGD", most_rate=math.inf),  # momentum
 }
 
 # --- learning-rate schedules: their curves are in training/schedule.py ---------------------------
