@@ -17,7 +17,7 @@ from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import loss_chunk_for_budget
 from expert.planning.memory.workload import Workload
-from expert.planning.models.shapes import PROJECTIONS
+from expert.planning.models.shapes import LLAMA_BLOCKS, PROJECTIONS
 
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
@@ -258,7 +258,7 @@ def _cannot_fuse(draft: PlanDraft) -> str:
     if not able or draft["kernels.precision"] == "fp16":
         return "needs bf16"
     if shape is None or not shape.llama_blocks or shape.head_dim & (shape.head_dim - 1):
-        return "made for blocks like those of Llama, Mistral and Qwen"
+        return f"made for the blocks of {', '.join(LLAMA_BLOCKS)}"
     names = {name.rsplit(".", 1)[-1] for name in targets or ()}
     if targets != "all-linear" and not names & set(PROJECTIONS):
         return "no linear layer of a block has an adapter"
