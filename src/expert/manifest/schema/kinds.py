@@ -172,6 +172,8 @@ class PreferenceKind:
     """Properties of a method that trains on preferences; the defaults are DPO's."""
 
     loss: PreferenceLoss
+    rows: str = "pairs"
+    """Default of `preference_rows`."""
     beta: float = 0.1
     sft_weight: float = 0.0
     full_rate: float = 5e-7
@@ -185,13 +187,19 @@ PREFERENCES: dict[str, PreferenceKind] = {
     "simpo": PreferenceKind(loss="simpo", beta=2.0),
     "orpo": PreferenceKind(loss="orpo", sft_weight=1.0, full_rate=5e-6),
     "cpo": PreferenceKind(loss="cpo", sft_weight=1.0),
-    "kto": PreferenceKind(loss="kto"),
+    "kto": PreferenceKind(loss="kto", rows="judged"),
 }
 """Methods that train on preferred and rejected answers: in pairs, and kto also one by one."""
 WITHOUT_REFERENCE = ("simpo", "orpo", "cpo")
 """Losses that do not compare with the weights that training starts from."""
 DPO_LOSSES = ("sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down")
 """Values of `loss_type` with method dpo."""
+OF_LOSSES = {
+    "label_smoothing": ("sigmoid", "robust"),
+    "simpo_gamma": ("simpo",),
+    **dict.fromkeys(("desirable_weight", "undesirable_weight"), ("kto",)),
+}
+"""Keys of training.config that only some losses have."""
 
 # --- engines: in parallel/, built in run/build.py, chosen in planning/choose/parallel.py ---------
 

@@ -111,9 +111,9 @@ def settle_objective(draft: PlanDraft) -> None:
     draft.choose("objective.loss", "loss_type", kind.loss, because, "preset")
     draft.choose("objective.beta", "beta", kind.beta, because, "preset")
     draft.choose("objective.sft_weight", "sft_weight", kind.sft_weight, because, "preset")
-    draft.settle_from_config("objective.label_smoothing", "label_smoothing")
-    for key in ("simpo_gamma", "desirable_weight", "undesirable_weight"):
-        draft.settle_from_config(f"objective.{key}", key)
+    for key in ObjectivePlan.model_fields:
+        if f"objective.{key}" not in draft.decisions:
+            draft.settle_from_config(f"objective.{key}", key)
 
 
 def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
