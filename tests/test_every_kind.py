@@ -82,6 +82,7 @@ def test_every_option_of_a_row_is_a_key_of_the_manifest():
 def test_every_optimizer_is_planned_and_built(name):
     made = planned(name, optim=name)
     assert made.optim.optimizer == name
+    assert made.optim.learning_rate == OPTIMIZERS[name].rate_factor * ADAPTERS["lora"].rate
     weights = [("layer.weight", torch.nn.Parameter(torch.ones(4, 4)))]
     try:
         built = build_optimizer(weights, made.optim, device=CPU)

@@ -145,8 +145,9 @@ def test_what_a_file_of_another_trainer_sets(text, path, value):
     [
         *(
             (FACTORY.replace("stage: sft", line) + "dataset: a.md\n", "is not supported")
-            for line in ("stage: ppo", "stage: rm", "rl: grpo", "stage: dpo\npref_loss: kto_pair")
+            for line in ("stage: ppo", "stage: rm", "rl: grpo")
         ),
+        (f"{MINIMAL}rl: dpo\npref_loss: kto_pair\n", "got 'kto_pair'"),
         (f"{FACTORY}dataset: a.md\nquantization_bit: 3\n", "got 3, expected 4 or 8"),
         (f"{MINIMAL}chat_template_jinja: t.jinja\n", "only a name or the text of a template"),
         (f"{MINIMAL}unfrozen_parameters: [layers.1]\n", "parts of the model cannot be chosen"),

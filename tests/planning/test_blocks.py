@@ -23,9 +23,9 @@ def test_blocks_of_known_families_are_fused_and_not_compiled(model):
 @each(
     ("config", "model", "card", "words"),
     [
-        ({"adapter_type": "ia3"}, "Qwen3-0.6B", "rtx-4090", "made for LoRA"),
+        ({"adapter_type": "ia3"}, "Qwen3-0.6B", "rtx-4090", "made for lora"),
         ({"bf16": False, "fp16": True}, "Qwen3-0.6B", "rtx-4090", "bf16"),
-        ({}, "google/gemma-2-2b", "rtx-4090", "Llama"),
+        ({}, "google/gemma-2-2b", "rtx-4090", "llama, mistral"),
         ({}, "Qwen3-0.6B", "rtx-2080-ti", "bf16"),
         ({"torch_compile": True}, "Qwen3-0.6B", "rtx-4090", "torch_compile"),
     ],

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from expert.manifest.schema.kinds import ADAPTERS, QUANTISED
+from expert.manifest.schema.kinds import ADAPTERS, LOW_RANK, QUANTISED
 from expert.model.errors import ModelError
 from expert.model.lora.dora import replace_dora_layers
 from expert.model.lora.lora import replace_lora_layers
@@ -78,7 +78,7 @@ def add_adapter(
             _load_adapter(wrapped, Path(plan.start), plan)
         if plan.type == "dora":
             replace_dora_layers(wrapped, ADAPTER)
-        if plan.type in ("lora", "dora"):
+        if plan.type in LOW_RANK:
             replace_lora_layers(wrapped, ADAPTER)
         return wrapped
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from expert.manifest.schema.kinds import OPTIMIZERS
+from expert.manifest.schema.kinds import LOW_RANK, OPTIMIZERS
 from expert.model.loss import kernel_for
 from expert.planning.run_plan import KernelPlan, RunPlan
 
@@ -20,8 +20,6 @@ ATTENTION = {
     "sdpa": "SDPA attention",
     "eager": "eager attention",
 }
-LOW_RANK = ("lora", "dora")
-"""Adapters whose blocks can be fused."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 ONLY_ON_A_GPU = {
     "TF32 matmuls": "TF32",

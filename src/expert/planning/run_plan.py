@@ -47,9 +47,7 @@ class ObjectivePlan(Slice):
     def branches(self) -> int:
         """Answers of every document; 0: documents are not divided. KTO's third is the answer of
         another row, which measures how far the model is from its start."""
-        if self.loss is None:
-            return 0
-        return 3 if self.loss == "kto" else 2
+        return {None: 0, "kto": 3}.get(self.loss, 2)
 
     @property
     def needs_reference(self) -> bool:

@@ -43,6 +43,7 @@ from expert.judging.domain import OPEN
 from expert.judging.oracles.calls import CALLS
 from expert.judging.score import compare
 from expert.manifest.reader import ReadManifest, read_manifest
+from expert.manifest.schema.kinds import LOW_RANK
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.session.result import RunResult
 from expert.run.stored.choose_checkpoint import choose
@@ -340,7 +341,7 @@ def _refuse_unfit(start: Run, method: Method) -> None:
         fault = "the character model continues text, it answers nothing"
     elif plan.objective.loss is not None:
         fault = "it was trained on preferences  (name the supervised run it started from)"
-    elif method == "dpo" and plan.adapter.type not in ("lora", "dora"):
+    elif method == "dpo" and plan.adapter.type not in LOW_RANK:
         fault = f"--method dpo continues an adapter, and this is {plan.adapter.type}  (rft trains "
         fault += "from the base)"
     if fault:

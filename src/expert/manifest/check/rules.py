@@ -13,6 +13,8 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import (
     ADAPTERS,
     DPO_LOSSES,
+    LOW_RANK,
+    OF_LOSSES,
     PREFERENCES,
     QUANTISED,
     SCHEDULES,
@@ -217,7 +219,7 @@ def _start(manifest: Manifest, found: Findings) -> None:
         what = f"adapter_type {config.adapter_type} does not start from an adapter"
         fix = "name the folder of trained weights as the base model, or remove it"
         found.wrong("training.config.start_from", what, fix)
-    if config.adapter_type not in ("lora", "dora"):
+    if config.adapter_type not in LOW_RANK:
         for key in ("adapter_init", "loraplus_lr_ratio", "modules_to_save"):
             if getattr(config, key) != TrainingConfig.model_fields[key].default:
                 what = f"adapter_type {config.adapter_type} does not have it"
@@ -235,39 +237,30 @@ def _start(manifest: Manifest, found: Findings) -> None:
             found.wrong("training.config.adapter_init", what, "remove one of them")
 
 
-_OF_LOSSES = {"simpo_gamma": "simpo", "desirable_weight": "kto", "undesirable_weight": "kto"}
-"""Keys that one loss has, whose method has its name."""
-
-
 def _preferences(manifest: Manifest, found: Findings) -> None:
     """Keys of preference training, and what it cannot be combined with."""
     config, data = manifest.training.config, manifest.training.dataset
     path, method = "training.config", config.method
-    if method not in PREFERENCES:
-        for key in (*("loss_type", "beta", "sft_weight", "label_smoothing"), *_OF_LOSSES):
+    kind = PREFERENCES.get(method)
+    if kind is None:
+        for key in ("loss_type", "beta", "sft_weight", *OF_LOSSES):
             if getattr(config, key) != TrainingConfig.model_fields[key].default:
-                found.wrong(
-                    f"{path}.{key}", "only for preferences", "set method: dpo, or remove it"
-                )
+                found.wrong(f"{path}.{key}", "only for preferences", "remove it, or method: dpo")
         if data.preference_rows in ("pairs", "judged"):
             what = f"method {method} does not train on rejected answers"
             found.wrong("training.dataset.preference_rows", what, "set method: dpo, or preferred")
         return
-    loss = PREFERENCES[method].loss if config.loss_type == "auto" else config.loss_type
-    if loss != PREFERENCES[method].loss and (method != "dpo" or loss not in DPO_LOSSES):
+    loss = kind.loss if config.loss_type == "auto" else config.loss_type
+    if loss != kind.loss and (method != "dpo" or loss not in DPO_LOSSES):
         fix = f"leave it out, or method: {loss if loss in PREFERENCES else 'dpo'}"
         found.wrong(f"{path}.loss_type", f"{loss} is not a loss of method {method}", fix)
-    if config.label_smoothing and loss not in ("sigmoid", "robust"):
-        fix = "remove it, or loss_type: sigmoid"
-        found.wrong(f"{path}.label_smoothing", f"has no meaning in the loss {loss}", fix)
-    for key, owner in _OF_LOSSES.items():
-        if loss != owner and getattr(config, key) != TrainingConfig.model_fields[key].default:
-            found.wrong(f"{path}.{key}", f"only for method {owner}", "remove it")
+    for key, losses in OF_LOSSES.items():
+        if loss not in losses and getattr(config, key) != TrainingConfig.model_fields[key].default:
+            found.wrong(f"{path}.{key}", f"only for the loss {' or '.join(losses)}", "remove it")
     if loss == "kto" and config.sft_weight not in ("auto", 0):
         found.wrong(f"{path}.sft_weight", "has no meaning in the loss kto", "remove it")
-    rows = "judged" if method == "kto" else "pairs"
-    if data.preference_rows not in (None, rows):
-        what, fix = f"{method} trains on {rows}", "remove it, or method: sft"
+    if data.preference_rows not in (None, kind.rows):
+        what, fix = f"{method} trains on {kind.rows}", "remove it, or method: sft"
         found.wrong("training.dataset.preference_rows", what, fix)
     unfit = {
         f"{path}.train_on_prompt": config.train_on_prompt,

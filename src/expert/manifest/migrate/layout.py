@@ -113,11 +113,11 @@ def complete_layout(work: Migration) -> None:
     _default_to_char_model(work)
     # What a method that trains on preferences is trained with if the manifest does not say.
     config = work.section("training", "config")
-    if str(config.get("method", Item(None)).value) in PREFERENCES:
+    method = config.get("method", Item(None))
+    if kind := PREFERENCES.get(str(method.value)):
         rows = work.section("training", "dataset")
         if rows:  # otherwise there are no rows at all, which is reported
-            kind = "judged" if str(config["method"].value) == "kto" else "pairs"
-            rows.setdefault("preference_rows", with_value(config["method"], kind))
+            rows.setdefault("preference_rows", with_value(method, kind.rows))
         config.setdefault("epochs", Item(1))
     _default_to_released_adapter(work)
     version = work.root.get("schema_version")

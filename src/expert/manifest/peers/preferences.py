@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 from expert.manifest.migrate.migration import Entries, Migration, take, with_value
-from expert.manifest.schema.kinds import DPO_LOSSES, PREFERENCES, PreferenceLoss
+from expert.manifest.schema.kinds import DPO_LOSSES, PREFERENCES
 from expert.manifest.text.item import Item
 
 OTHER_METHODS = ("ppo", "rm", "grpo", "gdpo", "rloo", "bco")
@@ -23,10 +21,6 @@ _KEYS = {
 }
 _OF_DPO = ("max_prompt_length", "precompute_ref_log_probs", "rpo_alpha", "label_smoothing")
 """Arguments of TRL that only DPO and its family have."""
-_OTHER_LOSSES = (
-    *("kto_pair", "bco", "bco_pair", "exo_pair", "nca_pair", "sppo_hard", "aot", "aot_unpaired"),
-    *("aot_pair", "discopop", "sigmoid_norm"),
-)
 _OF_KTO = ("desirable_weight", "undesirable_weight")
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "sequence_len")
 _THEIRS = {
@@ -80,10 +74,6 @@ def _method(work: Migration) -> str:
             found = root.pop(key)
     loss = take(root, "pref_loss") if "pref_loss" in root else take(root, "loss_type")
     its = str(loss.value).lower()
-    if its in _OTHER_LOSSES:
-        known = ", ".join(get_args(PreferenceLoss))
-        work.problem(loss, f"{its} is not supported", f"supported: {known}")
-        return ""
     if found.value is None:  # TRL: one script for each method, so only its arguments tell
         told = ("cpo_alpha", *_OF_KTO, "beta", *_OF_DPO) if not work.is_expert_manifest else ()
         given = [root[key] for key in told if root.get(key, none).value is not None]

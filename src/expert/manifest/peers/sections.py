@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from expert.manifest.migrate.aliases import canonical_path
 from expert.manifest.migrate.migration import Entries, Migration, as_item, take, with_value
+from expert.manifest.schema.kinds import SCHEDULES
 from expert.manifest.text.item import Item, shown
 
 _LORA = {"r": "rank", "lora_r": "rank"}
@@ -70,7 +71,7 @@ def _read_class(
     """Convert the class of an optimizer or schedule to its name here."""
     word = str(name.value).rpartition(".")[2].lower()
     if key != "optimizer":
-        kind = next((known for known in ("cosine", "linear", "constant") if known in word), "")
+        kind = next((known for known in SCHEDULES if known in word), "")
         if kind:
             work.convert(zone, "lr_scheduler", kind, name)
         return

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from expert.manifest.schema.kinds import (
+    DPO_LOSSES,
     AdapterType,
     Method,
     Optimizer,
@@ -61,11 +62,11 @@ class TrainingConfig(StrictSection):
 
     # --- what is trained ---------------------------------------------------------------------
     method: Method = "sft"
-    """Training method: supervised fine-tuning, or one that trains on preferred and rejected
-    answers in pairs: dpo, ipo, apo_zero, simpo, orpo, cpo; or on single answers that are good or
-    bad: kto."""
-    loss_type: PreferenceLoss | Auto = AUTO
-    """dpo only: sigmoid, robust, hinge, ipo, apo_zero, apo_down; auto: that of the method."""
+    """Training method: supervised fine-tuning (sft), one that trains on single answers that are
+    good or bad (kto), or one on preferred and rejected answers in pairs (the others)."""
+    loss_type: PreferenceLoss | Auto = Field(
+        AUTO, description=f"dpo only: {', '.join(DPO_LOSSES)}; auto: that of the method."
+    )
     beta: PositiveNumber | Auto = AUTO
     """Preferences: how far the model may move from its start; auto: 0.1, simpo 2."""
     label_smoothing: LabelSmoothing = 0.0
@@ -181,7 +182,7 @@ class TrainingConfig(StrictSection):
     """Compute the cross-entropy in chunks, without the full logits; auto: on."""
     fused_blocks: Flag | Auto = AUTO
     """Fused kernels for blocks with LoRA or DoRA, without torch.compile; auto: on a GPU with
-    bf16, on models like Llama, Mistral and Qwen."""
+    bf16, on models built like Llama."""
     torch_compile: Flag | Auto = AUTO
     """Compile each block; auto: on a GPU, if it pays off including the compile time."""
     torch_compile_backend: Literal["inductor"] = "inductor"

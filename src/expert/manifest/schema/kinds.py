@@ -24,6 +24,10 @@ class OptimizerKind:
     """Its update rule: a run can be resumed with another optimizer of the same rule."""
     not_shardable: str = ""
     """Why its state cannot be sharded like the weights, if so: another one is used there."""
+    rate_factor: float = 1.0
+    """Default learning rate, over that of AdamW."""
+    most_rate: float = 0.1
+    """Learning rate from which nearly every run diverges."""
 
 
 # Two 8-bit moments, and a float32 scale per 256 of each.
@@ -38,7 +42,7 @@ OPTIMIZERS = {
     "paged_adamw_8bit": OptimizerKind(
         title="paged 8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT, not_shardable=_IN_BLOCKS
     ),
-    "sgd": OptimizerKind(title="SGD", state_bytes=4, update="SGD"),  # momentum
+    "sgd": OptimizerKind(title="SGD", state_bytes=4, update="SGD", most_rate=math.inf),  # momentum
 }
 
 # --- learning-rate schedules: their curves are in training/schedule.py ---------------------------
@@ -145,8 +149,9 @@ ADAPTERS = {
     ),
 }
 
-
 IN_FLOAT32 = tuple(name for name, kind in ADAPTERS.items() if kind.in_float32)
+LOW_RANK = ("lora", "dora")
+"""Those with layers of our own, which can be fused, and with all of LoRA's keys."""
 
 
 def takes(adapter: str, option: str) -> bool:
@@ -167,6 +172,8 @@ class PreferenceKind:
     """Properties of a method that trains on preferences; the defaults are DPO's."""
 
     loss: PreferenceLoss
+    rows: str = "pairs"
+    """Default of `preference_rows`."""
     beta: float = 0.1
     sft_weight: float = 0.0
     full_rate: float = 5e-7
@@ -180,13 +187,19 @@ PREFERENCES: dict[str, PreferenceKind] = {
     "simpo": PreferenceKind(loss="simpo", beta=2.0),
     "orpo": PreferenceKind(loss="orpo", sft_weight=1.0, full_rate=5e-6),
     "cpo": PreferenceKind(loss="cpo", sft_weight=1.0),
-    "kto": PreferenceKind(loss="kto"),
+    "kto": PreferenceKind(loss="kto", rows="judged"),
 }
 """Methods that train on preferred and rejected answers: in pairs, and kto also one by one."""
 WITHOUT_REFERENCE = ("simpo", "orpo", "cpo")
 """Losses that do not compare with the weights that training starts from."""
 DPO_LOSSES = ("sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down")
 """Values of `loss_type` with method dpo."""
+OF_LOSSES = {
+    "label_smoothing": ("sigmoid", "robust"),
+    "simpo_gamma": ("simpo",),
+    **dict.fromkeys(("desirable_weight", "undesirable_weight"), ("kto",)),
+}
+"""Keys of training.config that only some losses have."""
 
 # --- engines: in parallel/, built in run/build.py, chosen in planning/choose/parallel.py ---------
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from expert.core.install import pip_install
+from expert.manifest.schema.kinds import LOW_RANK
 from expert.planning.choose.fastest import choose_capture
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
@@ -16,7 +17,7 @@ from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import loss_chunk_for_budget
 from expert.planning.memory.workload import Workload
-from expert.planning.models.shapes import PROJECTIONS
+from expert.planning.models.shapes import LLAMA_BLOCKS, PROJECTIONS
 
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
@@ -249,15 +250,15 @@ def choose_fused_blocks(
 def _cannot_fuse(draft: PlanDraft) -> str:
     """Why the kernels do not support this model, adapter or card, or ""."""
     shape, targets = draft.resolved.shape, draft["adapter.target_modules"]
-    if draft.config.adapter_type not in ("lora", "dora"):
-        return "made for LoRA and DoRA"
+    if draft.config.adapter_type not in LOW_RANK:
+        return f"made for {' and '.join(LOW_RANK)}"
     if not draft.on_gpu and draft.config.fused_blocks == "auto":
         return "no GPU"
     able = draft.has_capability(AMPERE) or not draft.on_gpu
     if not able or draft["kernels.precision"] == "fp16":
         return "needs bf16"
     if shape is None or not shape.llama_blocks or shape.head_dim & (shape.head_dim - 1):
-        return "made for blocks like those of Llama, Mistral and Qwen"
+        return f"made for the blocks of {', '.join(LLAMA_BLOCKS)}"
     names = {name.rsplit(".", 1)[-1] for name in targets or ()}
     if targets != "all-linear" and not names & set(PROJECTIONS):
         return "no linear layer of a block has an adapter"

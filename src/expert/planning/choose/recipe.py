@@ -8,7 +8,7 @@ from typing import Any
 
 from expert.core.files import read_json
 from expert.core.text import counted, percent
-from expert.manifest.schema.kinds import ADAPTERS, PREFERENCES, SCHEDULES, takes
+from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS, PREFERENCES, SCHEDULES, takes
 from expert.manifest.schema.manifest import Adapter, CharGptShape
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
@@ -19,7 +19,7 @@ from expert.planning.run_plan import ObjectivePlan
 DEFAULT_RANK = 16
 # Layers that some Llama-like models have instead of, or in addition to, the usual seven.
 FUSED_PROJECTIONS = {"qkv_proj", "gate_up_proj", "embed_tokens", "lm_head"}
-MOST_ADAM_RATE, LEAST_RATE, MOST_WARMUP = 0.1, 1e-8, 0.9
+LEAST_RATE, MOST_WARMUP = 1e-8, 0.9
 TOTAL = "length.total_steps"
 FULL_RATE = 2e-5
 PROMPT_RATE = 5e-3
@@ -111,9 +111,9 @@ def settle_objective(draft: PlanDraft) -> None:
     draft.choose("objective.loss", "loss_type", kind.loss, because, "preset")
     draft.choose("objective.beta", "beta", kind.beta, because, "preset")
     draft.choose("objective.sft_weight", "sft_weight", kind.sft_weight, because, "preset")
-    draft.settle_from_config("objective.label_smoothing", "label_smoothing")
-    for key in ("simpo_gamma", "desirable_weight", "undesirable_weight"):
-        draft.settle_from_config(f"objective.{key}", key)
+    for key in ObjectivePlan.model_fields:
+        if f"objective.{key}" not in draft.decisions:
+            draft.settle_from_config(f"objective.{key}", key)
 
 
 def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
@@ -184,6 +184,7 @@ def settle_optimisation(draft: PlanDraft) -> None:
     if preference := PREFERENCES.get(config.method):
         rate = preference.full_rate * (1 if kind == "full" else ADAPTER_FACTOR)
         because = f"usual for {config.method} with {kind}"
+    rate *= OPTIMIZERS[draft["optim.optimizer"]].rate_factor
     draft.choose("optim.learning_rate", "learning_rate", rate, because, "preset")
     draft.settle_from_config("optim.max_grad_norm", "max_grad_norm", config.max_grad_norm or 0.0)
     # A stream without max_steps has no last step: a constant rate replaces a default schedule; one
@@ -243,7 +244,7 @@ def warn_of_settings(draft: PlanDraft) -> None:
     """Warn about values of the plan that hardly anyone means: far beyond any published run, since a
     warning that is often wrong is ignored."""
     rate, name, total = draft["optim.learning_rate"], draft["optim.optimizer"], draft[TOTAL]
-    if rate >= MOST_ADAM_RATE and "sgd" not in name:
+    if rate >= OPTIMIZERS[name].most_rate:
         draft.warn("optim.learning_rate", f"{rate:g} makes nearly every run with {name} diverge")
     if rate < LEAST_RATE:
         draft.warn("optim.learning_rate", f"{rate:g} is so small that hardly a weight changes")

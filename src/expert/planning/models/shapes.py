@@ -42,7 +42,7 @@ class ModelShape:
     head_bias: bool = False
     """The output head has a bias (Phi-2)."""
     llama_blocks: bool = True
-    """Blocks compute like those of Llama, Mistral or Qwen."""
+    """Blocks compute like Llama's."""
 
     @cached_property
     def q_width(self) -> int:

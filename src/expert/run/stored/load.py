@@ -13,7 +13,7 @@ from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder, RunFolderError, checkpoints_in
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.manifest.schema.dataset import DatasetSpec, Decoding
-from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.kinds import ADAPTERS, LOW_RANK
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape, Manifest, SoftPrompt
 from expert.model.base_folder import built_in_folder
 from expert.planning.run_plan import RunPlan
@@ -179,7 +179,6 @@ def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
     from expert.model.fused.block import fuse_blocks
     from expert.model.fused.kernels import triton_failure
     from expert.model.load import DTYPES
-    from expert.model.switches import LOW_RANK
 
     kinds = LOW_RANK if device.type == "cpu" else (*LOW_RANK, "full", "none")
     fusible = loaded.adapter.type in kinds and loaded.characters is None
