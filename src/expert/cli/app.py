@@ -41,12 +41,12 @@ _EVERY_WEEK: dict[str, Any] = {
     "watch": watch.watch,
     "sample": sample.sample,
     "validate": validate.validate,
-    "improve": improve.improve,
     "export": export.export,
     "serve": serve.serve,
     "board": board.board,
 }
 _NOW_AND_THEN: dict[str, Any] = {
+    "improve": improve.improve,
     "diagnose": diagnose.diagnose,
     "report": report.report,
     "benchmark": benchmark.benchmark,

@@ -12,6 +12,7 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.decoding import DecodingSettings
+from expert.core.files import read_bytes
 from expert.core.text import percent
 from expert.jobs.validate.validate import JudgeChoice, Note, Tell, judge_answers
 from expert.judging.answers import normalised
@@ -68,7 +69,7 @@ def _distinct(answers: Sequence[OwnAnswer]) -> list[OwnAnswer]:
 
 def read_answers(file: Path) -> list[Asked]:
     """What was asked so far; a line that an interruption cut short is left out."""
-    lines = file.read_bytes().split(b"\n") if file.is_file() else [b""]
+    lines = read_bytes(file).split(b"\n") if file.is_file() else [b""]
     records = [json.loads(line) for line in lines[:-1]]
     return [
         Asked(**{**record, "answers": tuple(OwnAnswer(**each) for each in record["answers"])})
