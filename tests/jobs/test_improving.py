@@ -17,6 +17,7 @@ from expert.jobs.improve.answers import Asked, OwnAnswer, doubts_about, read_ans
 from expert.jobs.improve.improve import improve
 from expert.jobs.improve.overlap import overlapping
 from expert.jobs.improve.rows import copies_for, pairs, right_answers
+from expert.jobs.report import report
 from expert.jobs.validate.test_sets import TestSet
 from expert.jobs.validate.vote import vote
 from expert.judging.cases import Case
@@ -207,6 +208,10 @@ def test_a_round_asks_judges_trains_and_is_judged(tmp_path, method):
     state = json.loads((done.folder / "improve.json").read_text())
     assert state["ended"]
     assert state["best"] == done.best.run
+    page = report(Path(only.run), to=tmp_path / "page.html").html.read_text(encoding="utf-8")
+    assert "Accuracy on the test rows, by round" in page
+    assert "round 1 (this run)" in page
+    assert "Prompts that were answered right and wrong" in page
     plan = plan_of(Path(only.run))
     if method == "rft":
         assert only.rows % 43 == 0  # the run held five of its 48 rows out

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from expert.core.events import Event, read_events
+from expert.core.files import open_regular
 from expert.core.rundir import RunFolder, RunFolderError, outdated
-from expert.core.stored_json import read_object_or_empty
+from expert.core.stored_json import parse_json, read_object_or_empty
+
+MOST_PROMPTS = 200
+"""Prompts with their answers that are read of a round; answers.jsonl has all."""
 
 
 def mapping(value: Any) -> dict[str, Any]:
@@ -36,6 +42,10 @@ class RunRecord:
     validation: Mapping[str, Any] | None = None
     outdated: str = ""
     """Why the validation does not apply to the present weights; "" if it does."""
+    improvement: Mapping[str, Any] = field(default_factory=dict)
+    """The improve.json that the run is a round of; empty if it is none."""
+    answers: tuple[Mapping[str, Any], ...] = ()
+    """The first answers to training prompts that the round learnt from."""
 
     @property
     def verdict(self) -> Mapping[str, Any] | None:
@@ -93,4 +103,17 @@ def read_run(folder: Path) -> RunRecord:
         damaged_lines=stored.damaged,
         validation=validation,
         outdated=outdated(validation, run) if validation is not None else "",
+        **_round_of(run.path.absolute()),
     )
+
+
+def _round_of(run: Path) -> dict[str, Any]:
+    """What `expert improve` wrote around a run: improved/TIME/round-N/runs/RUN."""
+    runs, this, whole = run.parents[:3] if len(run.parents) > 2 else (run, run, run)
+    if runs.name != "runs" or not this.name.startswith("round-"):
+        return {}
+    answers: list[dict[str, Any]] = []
+    with suppress(OSError, ValueError), open_regular(this / "answers.jsonl") as stream:
+        for line in islice(stream, MOST_PROMPTS):
+            answers.append(mapping(parse_json(line)))
+    return {"improvement": read_object_or_empty(whole / "improve.json"), "answers": tuple(answers)}

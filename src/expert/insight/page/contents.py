@@ -22,6 +22,7 @@ from expert.insight.page.curves import learning_sections, loss_figures, speed_se
 from expert.insight.page.environment import data_sections, environment_section, plan_section
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.figures import Tone
+from expert.insight.page.improvement import improvement_section
 from expert.insight.page.numbers import manifest_change, numbers_section
 from expert.insight.page.render import Page, PageSection, make_section
 from expert.insight.page.story import event_sections
@@ -55,6 +56,8 @@ def make_page(
         title = "Validation, out of date" if record.outdated else "Validation"
         validated = Validated(record.validation)
         sections.append(make_section("validation", title, validated, record))
+    if record.improvement:
+        sections.append(improvement_section(record))
     if run.findings:  # worst first, each with its fix as manifest lines
         found = [(finding, manifest_change(finding.overrides)) for finding in run.findings]
         sections.append(make_section("findings", "Findings", found))
