@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.errors import ExpertError
+from expert.judging.cases import Case
 from expert.judging.judge_command import JudgeCommand, score_all
 from tests.each import each
 from tests.judging.judged import case_of
@@ -84,3 +85,38 @@ def test_no_shell_reads_the_command(tmp_path, monkeypatch):
     judge = JudgeCommand(command=f"{sys.executable} -c pass; touch made")
     score_all(judge, CASES, ANSWERS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_function_of_a_python_file_scores_each_answer_in_the_sandbox(tmp_path, monkeypatch):
+    monkeypatch.setenv("OWN_KEY", "secret")
+    file = tmp_path / "score.py"
+    file.write_text(
+        "import os\n"
+        "def judge(prompt, expected, answer):\n"
+        "    if answer == 'look':\n"
+        "        return float('OWN_KEY' in os.environ)\n"
+        "    if answer == 'wrong type':\n"
+        "        return 'good'\n"
+        "    return answer == expected if prompt == 'p' else 0.25\n",
+        encoding="utf-8",
+    )
+    cases = [Case(id=str(n), turns=(("user", "p" if n else "q"),), expected="x") for n in range(5)]
+    answers = ["x", "x", "y", "look", "wrong type"]
+    judge = JudgeCommand(command=str(file), min_score=0.2)
+    judge.check()
+    found, faults = score_all(judge, cases, answers)
+    assert [each.score for each in found] == [0.25, 1.0, 0.0, 0.0, None]
+    assert [each.passed for each in found] == [True, True, False, False, None]
+    assert "'good', expected a score from 0 to 1" in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("def score(): pass", "has no function judge("), ("def judge(:", "is not Python")],
+)
+def test_a_python_file_without_the_function_is_refused(tmp_path, text, fault):
+    file = tmp_path / "score.py"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ExpertError) as refused:
+        JudgeCommand(command=str(file)).check()
+    assert fault in str(refused.value)

@@ -72,7 +72,8 @@ JudgeProgram = Annotated[
     typer.Option(
         metavar="COMMAND",
         help="Your program that scores answers: it reads JSON lines with id, prompt, expected and "
-        "answer, and writes JSON lines with id, score (0 to 1) and reason.",
+        "answer, and writes JSON lines with id, score (0 to 1) and reason. Or a Python file with a "
+        "function judge(prompt, expected, answer), which is run in a sandbox.",
     ),
 ]
 JudgeSeconds = Annotated[

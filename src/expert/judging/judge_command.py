@@ -5,24 +5,35 @@ It reads one JSON object per line on standard input, `id`, `task`, `turns` (a li
 writes one JSON object per line to standard output in any order: the `id`, a `score` from 0 (wrong)
 to 1 (right), where true and false count as 1 and 0, and optionally a `reason`. It runs once for all
 cases, as the user and in the current folder, and never because a manifest or a row says so.
+
+A Python file (score.py) with a function `judge(prompt, expected, answer)` that returns such a score
+is no program: the function runs in the sandbox of the judges, once for each case.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from expert.core.errors import ExpertError
+from expert.core.files import read_text
 from expert.core.process import run_program
 from expert.judging.cases import Case
+from expert.judging.judge_pool import judge_all
+from expert.judging.judge_worker import FUNCTION
 from expert.judging.oracles.oracle import Judgement
 
 SECONDS = 600.0
 MIN_SCORE = 0.5
 JUDGE = "judge"
+MOST_BYTES = 1_000_000
+"""Of a file with a function."""
 SHOWN_FAULTS = 3
 
 
@@ -34,6 +45,37 @@ class JudgeCommand:
     seconds: float = SECONDS
     min_score: float = MIN_SCORE
     """Score at which a case passes; the gate requires it as the mean."""
+
+    @property
+    def file(self) -> Path | None:
+        """The Python file with the function, if it is one and no program."""
+        file = Path(self.command)
+        is_function = file.suffix == ".py" and file.is_file() and not os.access(file, os.X_OK)
+        return file if is_function else None
+
+    def check(self) -> None:
+        """Raise ExpertError if there is no such program, or no such function."""
+        if self.file is None:
+            self.parts()
+        else:
+            self.source()
+
+    def source(self) -> str:
+        """The text of the Python file."""
+        assert self.file is not None
+        fault, text = "", ""
+        try:
+            text = read_text(self.file, MOST_BYTES)
+            found = ast.parse(text).body
+            if not any(isinstance(e, ast.FunctionDef) and e.name == FUNCTION for e in found):
+                fault = f"has no function {FUNCTION}(prompt, expected, answer)"
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror}"
+        except (SyntaxError, ValueError) as error:
+            fault = f"is not Python: {error}"
+        if fault:
+            raise ExpertError(f"--judge-command {self.command}: {fault}")
+        return text
 
     def parts(self) -> list[str]:
         """The program with its arguments; ExpertError if there is no such program."""
@@ -54,6 +96,8 @@ def score_all(
     judge: JudgeCommand, cases: Sequence[Case], answers: Sequence[str]
 ) -> tuple[list[Judgement], list[str]]:
     """The judgement of every case, and what went wrong with the command, in words."""
+    if judge.file is not None:
+        return _score_by_function(judge, cases, answers)
     asked = [
         {
             "id": case.id,
@@ -87,6 +131,21 @@ def score_all(
         passed = None if score is None else score >= judge.min_score
         scored.append(Judgement(passed=passed, reason=text, kind=JUDGE, score=score))
     return scored, [f"the judge command {text}" for text in (fault, *faults) if text]
+
+
+def _score_by_function(
+    judge: JudgeCommand, cases: Sequence[Case], answers: Sequence[str]
+) -> tuple[list[Judgement], list[str]]:
+    found = judge_all(cases, answers, domain="", function=judge.source())
+    faults = list(dict.fromkeys(each.reason for each in found if each.score is None))
+    more = [f"… and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
+    scored = [
+        replace(
+            each, kind=JUDGE, passed=None if each.score is None else each.score >= judge.min_score
+        )
+        for each in found
+    ]
+    return scored, [*(f"{judge.command}: {text}" for text in faults[:SHOWN_FAULTS]), *more]
 
 
 def _read(said: str, known: set[str]) -> tuple[dict[str, tuple[float, str]], list[str]]:

@@ -39,11 +39,12 @@ def judge_all(
     *,
     domain: str,
     strict: bool = False,
+    function: str = "",
     tell: Tell = lambda done, of: None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> list[Judgement]:
-    """Judge every answer by its case, in order. `notice` receives what the system could not block
-    for the judges."""
+    """Judge every answer by its case, in order. `function`: Python with a function that scores
+    answers instead. `notice` receives what the system could not block for the judges."""
     pairs = list(zip(cases, answers, strict=True))
     cores = cores_available(Path("/")).value or 1
     several = max(1, min(cores, MAX_PROCESSES, len(pairs) // CASES_PER_PROCESS))
@@ -55,7 +56,8 @@ def judge_all(
         bench = benches.get()
         try:
             case, answer = pair
-            return bench.judge(case, answer, domain=case.domain or domain, strict=strict)
+            asked = case.domain or domain
+            return bench.judge(case, answer, domain=asked, strict=strict, function=function)
         finally:
             benches.put(bench)
             with lock:
@@ -87,11 +89,13 @@ class JudgeProcess:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def judge(self, case: Case, answer: str, *, domain: str, strict: bool) -> Judgement:
+    def judge(
+        self, case: Case, answer: str, *, domain: str, strict: bool, function: str = ""
+    ) -> Judgement:
         """The process's judgement; returns whatever happens in the process."""
         asked = {
             **{"case": vars(case), "answer": answer, "domain": domain, "strict": strict},
-            "seconds": self._statement_seconds,
+            **{"seconds": self._statement_seconds, "function": function},
         }
         try:
             size = len(json.dumps(asked))

@@ -19,6 +19,8 @@ from expert.judging.confinement import MEMORY_BYTES, confine, python_folders, re
 from expert.judging.oracles.oracle import Judgement, JudgeOptions, oracle_for, unknown, wrong
 
 LONGEST_REASON = 2000
+FUNCTION = "judge"
+"""The name of the user's function that scores an answer."""
 
 
 def main() -> None:
@@ -47,6 +49,8 @@ def _judged(asked: dict[str, Any], answers: IO[str]) -> Judgement:
         _send(answers, {"begun": True})
 
     try:
+        if asked["function"]:
+            return _scored(asked["function"], case, asked["answer"])
         how = JudgeOptions(strict=asked["strict"], seconds=asked["seconds"], begin=begin)
         return oracle_for(asked["domain"])(case, asked["answer"], how)
     except MemoryError:
@@ -54,6 +58,19 @@ def _judged(asked: dict[str, Any], answers: IO[str]) -> Judgement:
     except Exception as error:  # noqa: BLE001 - as above
         why = f"cannot be judged: {type(error).__name__}: {error}"
     return wrong("run", f"the answer {why}") if begun else unknown(f"the case itself {why}")
+
+
+def _scored(source: str, case: Case, answer: str) -> Judgement:
+    """The score that the user's function gives; what it raises is its own fault."""
+    own: dict[str, Any] = {}
+    try:
+        exec(compile(source, FUNCTION, "exec"), own)
+        score = own[FUNCTION](prompt=case.prompt, expected=case.expected, answer=answer)
+        if not isinstance(score, int | float) or not 0 <= score <= 1:
+            return unknown(f"{FUNCTION}() returned {score!r:.60}, expected a score from 0 to 1")
+    except Exception as error:  # noqa: BLE001 - as above
+        return unknown(f"{FUNCTION}() failed: {type(error).__name__}: {error}")
+    return Judgement(passed=None, reason=f"score {score:g}", kind="none", score=float(score))
 
 
 def _send(answers: IO[str], fact: dict[str, Any]) -> None:

@@ -196,7 +196,7 @@ def check_requirements(asked: Mapping[str, Any]) -> JudgeCommand | None:
     given = {name: value for name, value in own.items() if value is not None}
     if asked.get("judge_command"):
         judge = JudgeCommand(command=asked["judge_command"], **given)
-        judge.parts()
+        judge.check()
         return judge
     if given:
         raise ExpertError(
