@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
     from expert.data.prepared import PreparedData
+    from expert.jobs.improve.improve import improve
     from expert.jobs.python_api import TrainedExpert, export, sample, train
     from expert.jobs.validate.validate import validate
     from expert.jobs.validate.validation import Validation
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "describe_machine",
     "export",
+    "improve",
     "plan",
     "prepare",
     "read_manifest",
@@ -57,6 +59,7 @@ _HOMES = {
     "RunPlan": "expert.planning.run_plan",
     "describe_machine": "expert.planning.machine.machine",
     "export": "expert.jobs.python_api",
+    "improve": "expert.jobs.improve.improve",
     "plan": "expert.run.open",
     "prepare": "expert.run.open",
     "PreparedData": "expert.data.prepared",

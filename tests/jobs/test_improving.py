@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from expert import improve
 from expert.answer.writer import Answer
 from expert.core.errors import ExpertError
 from expert.data.records import Example, Turn
 from expert.jobs.improve import answers as asking
 from expert.jobs.improve.answers import Asked, OwnAnswer, doubts_about, read_answers
-from expert.jobs.improve.improve import improve
 from expert.jobs.improve.overlap import overlapping
 from expert.jobs.improve.rows import copies_for, pairs, right_answers
 from expert.jobs.report import report
