@@ -124,3 +124,19 @@ def test_what_captured_passes_keep_and_what_runs_beside_them_is_in_the_peak():
     assert 2 * GIB < more < 8 * GIB
     work = workload_of(captured)  # as a run estimates again after a fallback
     assert estimate(work).total == pytest.approx(captured.memory.peak_bytes, rel=1e-6)
+
+
+def test_a_run_without_rows_to_evaluate_needs_no_memory_for_it():
+    """DPO of 0.6B without validation rows reserved 10.0 GiB where 19.9 were planned, 8.7 of it for
+    an evaluation (preference-h200.json)."""
+    data = manifest({"use_cuda_graphs": True, "batch_size": 16})
+    survey = Survey(4000, 400_000, "counted")
+    evaluated = plan(data, "h200", survey=survey)
+    data["training"]["dataset"]["validation_split"] = 0
+    alone = plan(data, "h200", survey=survey)
+    saved = evaluated.memory.peak_bytes - alone.memory.peak_bytes
+    assert saved == pytest.approx(1.05 * evaluated.memory.parts["evaluation"], rel=0.01)
+    assert "evaluation" not in alone.memory.parts
+    assert workload_of(alone).evaluated_tokens == 0  # as a run estimates again after a fallback
+    data["training"]["dataset"]["test_path"] = "test.jsonl"
+    assert plan(data, "h200", survey=survey).memory.parts == evaluated.memory.parts

@@ -139,6 +139,17 @@ class PlanDraft:
         return bool(self.dataset.validation_path) or any(task.valid for task in tasks)
 
     @property
+    def has_validation_rows(self) -> bool:
+        splits = self.dataset.validation_split > 0 and not self.dataset.streaming
+        return self.has_validation_file or splits
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether any rows are evaluated, while training or at its end."""
+        tests = (task.test for task in (self.dataset.tasks or {}).values())
+        return self.has_validation_rows or bool(self.dataset.test_path) or any(tests)
+
+    @property
     def keeps_every_checkpoint(self) -> bool:
         """True if one is saved every few epochs and no limit is set: the user wants them all."""
         asked = self.config.model_fields_set

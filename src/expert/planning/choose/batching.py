@@ -57,7 +57,8 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     largest = pass_limit(draft, places, LARGEST_EVAL_BATCH)
     rows = _settle_eval_batch(draft, replace(work, row_tokens=places), largest)
     if work.captured:
-        work = replace(work, evaluated_rows=rows, evaluated_row_tokens=places)
+        evaluated = rows if draft.evaluates else 0
+        work = replace(work, evaluated_rows=evaluated, evaluated_row_tokens=places)
     budget, peak = _settle_budget(draft), peak_bytes(draft, work)
     parts = dict(estimate_here(draft, work))
     first = sorted(parts.items(), key=lambda part: -part[1])[:3]

@@ -92,7 +92,7 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> t
         base,
         captured=True,
         widths=CAPTURED_WIDTHS if flat else 1,
-        evaluated_rows=evaluated and evaluated[0],
+        evaluated_rows=(evaluated and evaluated[0]) if draft.evaluates else 0,
         evaluated_row_tokens=draft["data.max_seq_length"],
     )
     way = _fastest(draft, captured, sequences)

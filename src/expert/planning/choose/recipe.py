@@ -299,9 +299,7 @@ def settle_watching(draft: PlanDraft) -> None:
 
 def _settle_evaluation(draft: PlanDraft) -> bool:
     """When validation rows are evaluated; returns whether any are."""
-    data, path = draft.dataset, "watch.evaluation_strategy"
-    splits = data.validation_split > 0 and not data.streaming
-    has_rows = draft.has_validation_file or splits
+    path, has_rows = "watch.evaluation_strategy", draft.has_validation_rows
     chosen, because = ("steps" if draft.config.eval_steps else "epoch"), "by eval_steps"
     if not has_rows:
         chosen, because = "no", "there are no validation rows"

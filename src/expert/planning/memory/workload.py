@@ -58,7 +58,7 @@ class Workload:
     widths: int = 1
     """Widths of batches that are captured, each with its own gradients."""
     evaluated_rows: int | None = None
-    """Evaluation batch size; None: as in training."""
+    """Evaluation batch size; None: as in training, 0: nothing is evaluated."""
     evaluated_row_tokens: int | None = None
 
     @property
@@ -68,7 +68,8 @@ class Workload:
     @property
     def evaluated_tokens(self) -> int:
         """Tokens of an evaluation batch."""
-        return (self.evaluated_rows or self.rows) * (self.evaluated_row_tokens or self.row_tokens)
+        rows = self.rows if self.evaluated_rows is None else self.evaluated_rows
+        return rows * (self.evaluated_row_tokens or self.row_tokens)
 
     @cached_property
     def target_sizes(self) -> Mapping[str, tuple[int, int]]:
@@ -150,6 +151,7 @@ def workload_of(plan: RunPlan) -> Workload | None:
     base = Workload(**{**stored, "shape": ModelShape(**stored["shape"]), **sets})
     kernels, quantization, micro = plan.kernels, plan.model.quantization, plan.batch.micro_batch
     sequences, parallel = plan.batch.sequences_per_update, plan.parallel
+    evaluated = 0 if base.evaluated_rows == 0 else plan.batch.eval_batch
     return replace(
         base,
         rows=min(micro, parallel.share_of(sequences)) if sequences else micro,
@@ -165,6 +167,6 @@ def workload_of(plan: RunPlan) -> Workload | None:
         accumulates=plan.batch.accumulation != 1,
         captured=kernels.cuda_graphs,
         widths=CAPTURED_WIDTHS if kernels.cuda_graphs and plan.data.flat else 1,
-        evaluated_rows=plan.batch.eval_batch if kernels.cuda_graphs else None,
+        evaluated_rows=evaluated if kernels.cuda_graphs else None,
         evaluated_row_tokens=plan.data.max_seq_length if kernels.cuda_graphs else None,
     )
