@@ -275,6 +275,30 @@ def test_other_settings_do_not_continue_what_was_begun(tmp_path, monkeypatch):
         improve(unsure(), **how, train=stop)
     with pytest.raises(ExpertError, match="another answers"):
         improve(unsure(), **{**how, "answers": 2}, resume=True)
+    (folder,) = tmp_path.glob("2*")
+    answers = folder / "round-1" / "answers.jsonl"
+    kept = answers.read_bytes()
+    answers.write_bytes(b'{"id": 1}\n' + kept)
+    with pytest.raises(ExpertError, match=r"answers.jsonl:1: is not as it was written"):
+        improve(unsure(), **how, resume=True)
+    answers.write_bytes(kept)
+    file = folder / "improve.json"
+    state = json.loads(file.read_text())
+    file.write_text(json.dumps({**state, "rounds": [{"who": 1}]}))
+    with pytest.raises(ExpertError, match=r"improve.json: is not as it was written"):
+        improve(unsure(), **how, resume=True)
+    # A run of another folder is not continued, whatever the file says.
+    state["rounds"][0]["run"] = str(unsure())
+    file.write_text(json.dumps(state))
+    asked: list[str | None] = []
+
+    def look(read: Any, resume: str | None, begin: Any) -> None:
+        asked.append(resume)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        improve(unsure(), **how, resume=True, train=look)
+    assert asked == [None]
 
 
 def test_the_expected_json_is_never_shown_to_the_vote():

@@ -12,7 +12,9 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.decoding import DecodingSettings
+from expert.core.errors import ExpertError
 from expert.core.files import read_bytes
+from expert.core.stored_json import parse_json
 from expert.core.text import percent
 from expert.jobs.validate.validate import JudgeChoice, Note, Tell, judge_answers
 from expert.judging.answers import normalised
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 
 ANSWERS_AT_ONCE = {"cpu": 256, "cuda": 8192}
 """Answers that are generated, and then written, together; what is interrupted is asked again."""
+
+
+MOST_BYTES = 2**32
+"""Of a file of answers: 100,000 prompts with 16 answers each take about 0.5 GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +75,19 @@ def _distinct(answers: Sequence[OwnAnswer]) -> list[OwnAnswer]:
 
 def read_answers(file: Path) -> list[Asked]:
     """What was asked so far; a line that an interruption cut short is left out."""
-    lines = read_bytes(file).split(b"\n") if file.is_file() else [b""]
-    records = [json.loads(line) for line in lines[:-1]]
-    return [
-        Asked(**{**record, "answers": tuple(OwnAnswer(**each) for each in record["answers"])})
-        for record in records
-    ]
+    lines = read_bytes(file, MOST_BYTES).split(b"\n") if file.is_file() else [b""]
+    found = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            record = parse_json(line)
+            answers = tuple(OwnAnswer(**each) for each in record["answers"])
+            found.append(Asked(**{**record, "answers": answers}))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ExpertError(
+                f"{file}:{number}: is not as it was written: {error}  (remove this line and those "
+                "below it: their prompts are asked again)"
+            ) from None
+    return found
 
 
 def ask(

@@ -231,8 +231,9 @@ class Rounds:
             self.this.run = str(run)
             self.done.save()
 
-        run = self.this.run
-        kept = run if run and has_saved(RunFolder(Path(run))) else None
+        run = Path(self.this.run) if self.this.run else None  # as improve.json says
+        own = run is not None and run.parent == self.folder / "runs"
+        kept = str(run) if run is not None and own and has_saved(RunFolder(run)) else None
         return self.train(read_manifest(file, overrides=self.overrides), kept, begin)
 
 
@@ -381,11 +382,18 @@ def _read_state(folder: Path, kept: Mapping[str, Any]) -> Improvement:
     def standing(value: Any) -> Standing | None:
         return Standing(**value) if value else None
 
-    rounds = [
-        Round(**{**each, "standing": standing(each.get("standing"))}) for each in kept["rounds"]
-    ]
-    known = {key: kept[key] for key in ("start", "settings", "overlap", "notes")}
-    return Improvement(folder=folder, before=standing(kept.get("before")), rounds=rounds, **known)
+    try:
+        rounds = [
+            Round(**{**each, "standing": standing(each.get("standing"))}) for each in kept["rounds"]
+        ]
+        known = {key: kept[key] for key in ("start", "settings", "overlap", "notes")}
+        return Improvement(
+            folder=folder, before=standing(kept.get("before")), rounds=rounds, **known
+        )
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ExpertError(
+            f"{folder / STATE}: is not as it was written: {error}  (start again without --resume)"
+        ) from None
 
 
 def _prompts(trained: TestSet, test: TestSet, most: int) -> tuple[list[tuple[Case, Example]], int]:
