@@ -134,6 +134,32 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (f"{MINIMAL}warmup_steps: int | None = 200\n", "config.warmup_steps", 200),
         (f"{MINIMAL}betas: Tuple[float, float] = (0.9, 0.95)\n", "config.betas", (0.9, 0.95)),
         ("base_model: tiny\ndataset: a=b.jsonl\n", "data.path", "a=b.jsonl"),
+        # Keys keep their meaning
+        (MINIMAL + "peft_use_rslora: true\nlora_r: 4\n", "config.alpha", 16),
+        (MINIMAL + "use_rslora: false\nlora_alpha: 8\n", "config.alpha", 8),
+        (MINIMAL + "pissa_init: true\npissa_iter: 16\n", "config.adapter_init", "pissa"),
+        (MINIMAL + "init_lora_weights: pissa_niter_4\n", "config.adapter_init", "pissa"),
+        (MINIMAL + "init_lora_weights: true\n", "config.adapter_init", "default"),
+        (MINIMAL + "save_steps: 0.5\n", "config.save_strategy", "epoch"),
+        (MINIMAL + "loraplus_lr_ratio: 16\n", "config.loraplus_lr_ratio", 16),
+        (
+            MINIMAL + "additional_target: embed_tokens,lm_head\n",
+            "config.modules_to_save",
+            ["embed_tokens", "lm_head"],
+        ),
+        (MINIMAL + "lora_model_dir: ./adapter\n", "config.start_from", "./adapter"),
+        (MINIMAL + "chat_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
+        (MINIMAL + "chat_template_jinja: '{% if X %}'\n", "model.prompt_template", "{% if X %}"),
+        (
+            MINIMAL + "prompt_template: '{{ Messages }}'\n",
+            "model.prompt_template",
+            "{{ Messages }}",
+        ),
+        (
+            MINIMAL + "unfrozen_parameters: ['^model.language_model']\n",
+            "config.adapter_type",
+            "lora",
+        ),
     ],
 )
 def test_what_a_file_of_another_trainer_sets(text, path, value):
@@ -429,32 +455,6 @@ def test_an_absolute_output_folder_of_another_trainer_moves_into_the_run_folder(
     assert "--set output_dir=/tmp/there writes there" in line
     assert read(f"{ALPACA}output_dir: there\n").manifest.training.config.output_dir == "there"
     assert "may write only inside" in error_of(f"{MINIMAL}output_dir: /tmp/there\n")
-
-
-@each(
-    ("text", "path", "value"),
-    [
-        ("peft_use_rslora: true\nlora_r: 4\n", "config.alpha", 16),
-        ("use_rslora: false\nlora_alpha: 8\n", "config.alpha", 8),
-        ("pissa_init: true\npissa_iter: 16\n", "config.adapter_init", "pissa"),
-        ("init_lora_weights: pissa_niter_4\n", "config.adapter_init", "pissa"),
-        ("init_lora_weights: true\n", "config.adapter_init", "default"),
-        ("save_steps: 0.5\n", "config.save_strategy", "epoch"),
-        ("loraplus_lr_ratio: 16\n", "config.loraplus_lr_ratio", 16),
-        (
-            "additional_target: embed_tokens,lm_head\n",
-            "config.modules_to_save",
-            ["embed_tokens", "lm_head"],
-        ),
-        ("lora_model_dir: ./adapter\n", "config.start_from", "./adapter"),
-        ("chat_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
-        ("chat_template_jinja: '{% if X %}'\n", "model.prompt_template", "{% if X %}"),
-        ("prompt_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
-        ("unfrozen_parameters: ['^model.language_model']\n", "config.adapter_type", "lora"),
-    ],
-)
-def test_keys_of_other_trainers_keep_their_meaning(text, path, value):
-    assert value_at(read(MINIMAL + text), path) == value
 
 
 def test_the_dtype_of_loading_gives_way_to_the_one_of_training():
