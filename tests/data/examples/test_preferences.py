@@ -110,13 +110,6 @@ def test_a_judged_answer_is_a_good_or_a_bad_one(label, place):
     assert [turn.text for turn in kept.turns] == [ASKED, GOOD]
 
 
-def test_a_judged_answer_without_a_judgement_is_a_bad_row():
-    row = {"prompt": ASKED, "completion": GOOD, "label": True}
-    columns = understand(list(row), row, preference_rows="judged")
-    bad = answers_of(Row({**row, "label": "perhaps"}, "rows.jsonl", 1), columns)
-    assert "neither true nor false" in str(bad)
-
-
 def test_an_answer_that_does_not_end_a_pair_is_a_bad_row():
     row = {"chosen": WHOLE, "rejected": [*WORSE, USER]}
     columns = understand(list(row), row, preference_rows="pairs")
@@ -153,6 +146,9 @@ def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
     columns = understand(list(row), row, preference_rows="preferred")
     assert "'label': None is neither true nor false" in reason_of({**row, "label": None}, columns)
     assert "2 is neither true nor false" in reason_of({**row, "label": 2}, columns)
+    columns = understand(list(row), row, preference_rows="judged")
+    bad = answers_of(Row({**row, "label": "perhaps"}, "rows.jsonl", 1), columns)
+    assert "neither true nor false" in str(bad)
 
 
 def test_answers_before_the_preferred_one_are_context():
