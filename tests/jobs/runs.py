@@ -35,6 +35,8 @@ ROWS = [
     for number in range(6)
     for word in WORDS
 ]
+EVERY_STEP: dict[str, Any] = {"epochs": 1, "save_steps": 1, "save_total_limit": None}
+"""A run of an epoch whose every checkpoint stays."""
 
 
 @cache
