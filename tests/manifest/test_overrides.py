@@ -48,6 +48,7 @@ def test_short_names_and_aliases_win_over_any_name_in_the_file(override: str, fi
         ("save_every=5", "save_strategy", "epoch"),
         ("fsdp_cpu_offload=true", "distributed", "sharded"),
         ("deepspeed=ds_z3.json", "distributed", "sharded"),
+        ("use_rslora=false", "alpha", "auto"),
     ],
 )
 def test_overrides_reach_the_config(override: str, key: str, value: object):
@@ -111,6 +112,7 @@ def test_a_key_of_any_section_is_understood_by_its_name_alone(override: str, hom
         ("a={b: 1, b: 2}", "b: key appears twice (first on line 1)"),
         ("validation={deduplicate: true}", "several keys have this name"),
         (".".join("a" * 61) + "=1", "the path has more than 60 steps"),
+        ("use_rslora=true", "set alpha to alpha"),  # it needs the rank of its file
         ("epochs={", "--set epochs: 1 problem\n  - line 1: not YAML: "),
         ("epochs=!!python/none x", "--set epochs: 1 problem\n  - line 1: the YAML tag !!python"),
         ("epochs=\ud800", "--set epochs: 1 problem\n  - not YAML: half of a surrogate pair"),
@@ -185,11 +187,6 @@ def test_a_key_of_set_replaces_what_it_contradicts_in_the_file(text, override, k
     assert len(told) == 1
     # What says nothing else, or is set too, stays.
     assert getattr(_config(MINIMAL + text, override.partition("=")[0] + "=null"), key) != value
-
-
-def test_rslora_needs_the_rank_of_its_file():
-    assert "set alpha to alpha" in error_of(MINIMAL, overrides=["use_rslora=true"])
-    assert _config(MINIMAL, "use_rslora=false").alpha == "auto"
 
 
 def test_two_keys_of_set_and_two_of_one_file_are_told_apart():

@@ -49,29 +49,19 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 
 @each("row", PAIRS.values(), ids=PAIRS)
-def test_of_a_pair_the_preferred_answer_to_its_request_is_trained_on(row):
-    turns = turns_of(row, preference_rows="preferred")
-    system = [("system", "S")] if "system" in row else []
-    assert turns == [*system, ("user", ASKED), ("assistant", GOOD)]
-
-
-@each("row", PAIRS.values(), ids=PAIRS)
-@each("asked", [None, "all"])
-def test_preference_pairs_are_refused_unless_requested(row, asked):
-    with pytest.raises(DataError, match=r"method: dpo.*preference_rows: preferred"):
-        understand(list(row), row, preference_rows=asked)
-
-
-@each("row", PAIRS.values(), ids=PAIRS)
-def test_of_a_pair_both_answers_follow_the_same_prompt(row):
+def test_of_a_pair_the_preferred_answer_or_both_follow_the_prompt_where_that_is_asked_for(row):
+    for asked in (None, "all"):
+        with pytest.raises(DataError, match=r"method: dpo.*preference_rows: preferred"):
+            understand(list(row), row, preference_rows=asked)
+    prompt = [*([("system", "S")] if "system" in row else []), ("user", ASKED)]
+    assert turns_of(row, preference_rows="preferred") == [*prompt, ("assistant", GOOD)]
     columns = understand(list(row), row, preference_rows="pairs")
     pair = answers_of(Row(row, "rows.jsonl", 1), columns)
     assert isinstance(pair, list)
-    system = [("system", "S")] if "system" in row else []
     for example, answer in zip(pair, (GOOD, BAD), strict=True):
         assert example is not None
         said = [(turn.role, turn.text) for turn in example.turns]
-        assert said == [*system, ("user", ASKED), ("assistant", answer)]
+        assert said == [*prompt, ("assistant", answer)]
 
 
 def test_only_the_last_answers_of_a_pair_are_trained_on():
