@@ -144,12 +144,6 @@ def test_a_value_below_an_unknown_section_is_refused():
         assert "--set foo.bar: " in error_of(text, overrides=["foo.bar=1"])
 
 
-def test_runs_go_to_the_home_folder_if_asked(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    config = read(MINIMAL, overrides=["output_dir=~/x"]).manifest.training.config
-    assert config.runs_beside(Path("here")) == Path("/home/me/x")
-
-
 @each(
     "override",
     [
@@ -198,7 +192,10 @@ def test_two_keys_of_set_and_two_of_one_file_are_told_apart():
     assert "keep one of the two" in error_of(MINIMAL, overrides=["batch_size=8", "batch_tokens=64"])
 
 
-def test_only_an_option_may_name_a_path_that_leaves_the_folder():
-    manifest = _manifest(MINIMAL, "dataset=../rows.jsonl", "output_dir=/runs")
+def test_only_an_option_may_name_a_path_that_leaves_the_folder(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    manifest = _manifest(MINIMAL, "dataset=../rows.jsonl", "output_dir=~/x")
     assert manifest.training.dataset.path == "../rows.jsonl"
+    assert manifest.training.config.runs_beside(Path("here")) == Path("/home/me/x")
+    assert _config(MINIMAL, "output_dir=/runs").output_dir == "/runs"
     assert "may not leave its folder" in error_of("base_model: X\ndataset: ../rows.jsonl")

@@ -38,6 +38,11 @@ checkpointer: {checkpoint_dir: /m/small}
 dataset: {_component_: torchtune.datasets.alpaca_dataset}
 optimizer: {_component_: torch.optim.AdamW, lr: 2e-5}
 """
+AXOLOTL_PAIRS = """base_model: a/b
+sequence_len: 1024
+micro_batch_size: 2
+datasets: [{path: c/d, type: chatml.intel, field_chosen: good, field_rejected: x}]
+"""
 PACKED = "per_device_train_batch_size: 4\npacking: true\n"
 LOWEST = "config.lr_scheduler_kwargs.min_lr"
 
@@ -65,7 +70,6 @@ def trl(more: str) -> str:
 
 
 def kinds(made: ReadManifest, key: str) -> set[str]:
-    """The kinds of notices about a key."""
     return {n.kind for n in made.notices if n.path.replace(": ", ".").split(".")[-1] == key}
 
 
@@ -89,6 +93,9 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
             "config.target_modules",
             ["q_proj"],
         ),
+        (f"{AXOLOTL_PAIRS}rl: dpo\n", "data.preference_rows", "pairs"),
+        (f"{AXOLOTL_PAIRS}rl: dpo\n", "data.field_mapping.response", "good"),
+        (f"{AXOLOTL_PAIRS}rl: dpo\n", "data.field_mapping.rejected", "x"),
         # LLaMA-Factory
         (f"{FACTORY}dataset: a.jsonl\n", "config.rank", 8),
         (FACTORY.replace("lora", "full") + "dataset: a.jsonl\n", "config.rank", "auto"),
@@ -573,10 +580,6 @@ def test_a_model_that_reads_images_or_sound_is_refused_by_its_name():
 
 TRL_DPO = "model_name_or_path: a/b\ndataset_name: c/d\nper_device_train_batch_size: 2\n"
 FACTORY_DPO = "model_name_or_path: a/b\nstage: dpo\nfinetuning_type: lora\ndataset: a.jsonl\n"
-AXOLOTL_DPO = "base_model: a/b\nsequence_len: 1024\nmicro_batch_size: 2\n"
-AXOLOTL_ROWS = (
-    "datasets: [{path: c/d, type: chatml.intel, field_chosen: good, field_rejected: x}]\n"
-)
 
 
 @each(
@@ -609,11 +612,11 @@ AXOLOTL_ROWS = (
         (FACTORY_DPO + "pref_loss: simpo\n", {"method": "simpo", "simpo_gamma": 0.5}),
         (FACTORY_DPO + "dpo_label_smoothing: 0.1\n", {"label_smoothing": 0.1}),
         (
-            AXOLOTL_DPO + AXOLOTL_ROWS + "rl: dpo\nrl_beta: 0.2\n",
+            AXOLOTL_PAIRS + "rl: dpo\nrl_beta: 0.2\n",
             {"method": "dpo", "beta": 0.2, "max_seq_length": 2048},
         ),
         (
-            AXOLOTL_DPO + AXOLOTL_ROWS + "rl: orpo\norpo_alpha: 0.3\n",
+            AXOLOTL_PAIRS + "rl: orpo\norpo_alpha: 0.3\n",
             {"method": "orpo", "beta": 0.3},
         ),
     ],
@@ -621,10 +624,3 @@ AXOLOTL_ROWS = (
 def test_preference_configs_of_other_trainers_train_as_they_would_there(text, expected):
     config = read(text).manifest.training.config
     assert {key: getattr(config, key) for key in expected} == expected
-
-
-def test_the_columns_of_pairs_are_those_that_axolotl_names():
-    dataset = read(AXOLOTL_DPO + AXOLOTL_ROWS + "rl: dpo\n").manifest.training.dataset
-    assert dataset.preference_rows == "pairs"
-    assert dataset.field_mapping is not None
-    assert (dataset.field_mapping.response, dataset.field_mapping.rejected) == ("good", "x")
