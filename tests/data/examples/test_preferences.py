@@ -100,12 +100,6 @@ def test_a_judged_answer_is_a_good_or_a_bad_one(label, place):
     assert [turn.text for turn in kept.turns] == [ASKED, GOOD]
 
 
-def test_an_answer_that_does_not_end_a_pair_is_a_bad_row():
-    row = {"chosen": WHOLE, "rejected": [*WORSE, USER]}
-    columns = understand(list(row), row, preference_rows="pairs")
-    assert "rejected" in str(answers_of(Row(row, "rows.jsonl", 1), columns))
-
-
 def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():
     row = PAIRS["single messages after a conversation"]
     mapping = FieldMapping(response="chosen")
@@ -131,7 +125,10 @@ def test_of_labelled_rows_the_good_ones_are_trained_on(row, label, yes, no):
     assert left == Dropped(f"{label} is false")
 
 
-def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
+def test_a_label_that_is_neither_true_nor_false_or_a_pair_without_two_answers_is_a_bad_row():
+    row: dict[str, Any] = {"chosen": WHOLE, "rejected": [*WORSE, USER]}
+    columns = understand(list(row), row, preference_rows="pairs")
+    assert "rejected" in str(answers_of(Row(row, "rows.jsonl", 1), columns))
     row = {"prompt": ASKED, "completion": GOOD, "label": True}
     columns = understand(list(row), row, preference_rows="preferred")
     assert "'label': None is neither true nor false" in reason_of({**row, "label": None}, columns)
