@@ -46,9 +46,13 @@ TO_A_FILE: dict[str, Harm] = {
 }
 
 
+def to_a_file(name: str, harm: Harm) -> Harm:
+    return lambda folder: harm(folder / name)
+
+
 HARMS: dict[str, tuple[Harm, str]] = {
     **{
-        f"{name} {how}": (lambda p, f=name, harm=harm: harm(p / f), "" if name == "DONE" else name)
+        f"{name} {how}": (to_a_file(name, harm), "" if name == "DONE" else name)
         for name in FILES
         for how, harm in TO_A_FILE.items()
     },
