@@ -107,7 +107,6 @@ def _program(line: str) -> str:
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a command, without a trailing comment."""
     return shlex.split(command, comments=True)
 
 

@@ -26,7 +26,6 @@ class Undone(FakeCapture):
 
 @pytest.fixture
 def recorder(monkeypatch) -> Undone:
-    """A stand-in for CUDA graphs of steps."""
     found, record = Undone(), steps.FixedSteps._capture_step
 
     def told(self, *args):

@@ -208,18 +208,14 @@ def test_a_prompt_too_large_for_memory_fails_alone(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return read(answer_model, group)
 
-    engine = AnswerEngine(models(), parallel=1)
     monkeypatch.setattr(answer_steps.AnswerModel, "read", cramped)
-    large = request("word " * 42)
 
-    async def both() -> list[Any]:
-        each = [last_of(engine, large), last_of(engine, request_for(11))]
+    async def both(engine: AnswerEngine) -> list[Any]:
+        each = [last_of(engine, question) for question in (request("word " * 42), request_for(11))]
         return await asyncio.gather(*each, return_exceptions=True)
 
-    try:
-        failed, answered = asyncio.run(both())
-    finally:
-        engine.close()
+    with working(parallel=1) as engine:
+        failed, answered = asyncio.run(both(engine))
     assert isinstance(failed, RequestError)
     assert "out of memory" in str(failed)
     assert answered.text == alone()[11]
@@ -254,10 +250,8 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
         for each in found:
             assert [piece async for piece in each.pieces()]
 
-    try:
+    with closing(engine):
         asyncio.run(both())
-    finally:
-        engine.close()
     assert len(ended) == 3
 
 

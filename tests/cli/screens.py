@@ -51,7 +51,6 @@ PLAIN_STEP = (
 
 
 def recorded(*, terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
-    """A console, and what is written on it."""
     file = io.StringIO()
     how: dict[str, Any] = {"force_terminal": terminal, "width": width, "color_system": None}
     return Console(file=file, record=True, **how), file

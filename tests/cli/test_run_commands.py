@@ -105,7 +105,6 @@ def using(pid: int, gibibytes: int) -> SimpleNamespace:
 
 @pytest.fixture
 def cards(monkeypatch) -> FakeNvml:
-    """A machine with one card."""
     fake = FakeNvml()
     real = nvml.describe_gpus
     monkeypatch.setattr(nvml, "describe_gpus", lambda: real(fake))

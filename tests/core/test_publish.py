@@ -37,14 +37,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def dead_pid() -> int:
-    child = fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    return child
-
-
 def test_done_lists_every_file_with_its_size_and_hash(tmp_path: Path):
     target = published(tmp_path / "new" / "parents" / "x")
     listed = json.loads((target / DONE).read_text())
@@ -263,7 +255,10 @@ def test_sizes_alone_are_compared_without_reading(tmp_path: Path):
 
 
 def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_path: Path):
-    dead, living = dead_pid(), os.getppid()
+    dead, living = fork(), os.getppid()
+    if not dead:
+        os._exit(0)
+    os.waitpid(dead, 0)
     gone = [f".tmp-x-{dead}", f".tmp-delete-step-000100-{dead}", f".tmp-y-{os.getpid()}"]
     stay = [f".tmp-x-{living}", ".tmp-notes", "x", f"x-{dead}"]
     for name in (*gone, *stay):

@@ -87,22 +87,17 @@ def test_the_latest_run_is_found_by_the_time_in_its_name(tmp_path: Path):
     assert fast.path.name == "sql-fast-20270101-000000"
 
 
-def holding(run: RunFolder) -> subprocess.Popen[str]:
-    """Another program that holds the lock until it is killed."""
+@pytest.mark.fault(30)
+def test_a_living_holder_is_respected_and_a_dead_one_is_not(run: RunFolder):
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom expert.core.rundir import RunFolder\n"
         f"with RunFolder(Path({str(run.path)!r})).locked():\n"
         "    print('locked', flush=True)\n    time.sleep(60)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout
-    assert process.stdout.readline() == "locked\n"
-    return process
-
-
-@pytest.mark.fault(30)
-def test_a_living_holder_is_respected_and_a_dead_one_is_not(run: RunFolder):
-    with holding(run) as process:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "locked\n"
         try:
             for _ in range(2):  # checking must not release the lock
                 held = pytest.raises(RunFolderError, match=f"process {process.pid} on")

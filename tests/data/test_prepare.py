@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,23 +170,6 @@ class SlowEncoder:
         return small_encoder().encode(documents)
 
 
-def build_together(folder: Path, builders: int, kill_after: float) -> list[int | None]:
-    """Several processes build one cache; one of them is killed at some moment."""
-
-    def build() -> None:
-        prepare(work(200, encoder=SlowEncoder()), RECIPE, folder)
-
-    make = multiprocessing.get_context("fork").Process
-    running = [make(target=build) for _ in range(builders)]
-    for process in running:
-        process.start()
-    time.sleep(kill_after)
-    running[0].kill()
-    for process in running:
-        process.join()
-    return [process.exitcode for process in running]
-
-
 @pytest.mark.fault(22)
 @pytest.mark.parametrize("rounds", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_builders_that_race_and_one_that_is_killed_leave_one_valid_cache(tmp_path, rounds):
@@ -193,9 +177,17 @@ def test_builders_that_race_and_one_that_is_killed_leave_one_valid_cache(tmp_pat
     straight = prepare(work(200), RECIPE, tmp_path / "straight")
     for number in cases(rounds):
         folder = tmp_path / f"round-{number}" / "tokens"
-        codes = build_together(folder, chance.randint(2, 4), chance.uniform(0.02, 0.3))
-        assert codes[0] in (0, -signal.SIGKILL)
-        assert set(codes[1:]) == {0}
+        job = work(200, encoder=SlowEncoder())
+        make = partial(multiprocessing.get_context("fork").Process, target=prepare)
+        running = [make(args=(job, RECIPE, folder)) for _ in range(chance.randint(2, 4))]
+        for process in running:
+            process.start()
+        time.sleep(chance.uniform(0.02, 0.3))
+        running[0].kill()
+        for process in running:
+            process.join()
+        assert running[0].exitcode in (0, -signal.SIGKILL)
+        assert {process.exitcode for process in running[1:]} == {0}
         assert prepare(work(200), RECIPE, folder).hit
         assert module.read_statistics(folder) == straight.statistics
         left = [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]

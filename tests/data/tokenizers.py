@@ -51,7 +51,6 @@ def qwen3_encoder() -> TextEncoder:
 
 
 def model_folder(path: Path, **config: Any) -> Path:
-    """A folder with the tokenizer files of a model."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
     settings = {"eos_token": "<|im_end|>", **config}

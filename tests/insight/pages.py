@@ -141,7 +141,6 @@ def section_of(page: Page, name: str) -> str:
 
 
 def charts_of(page: Page) -> dict[str, list[dict[str, Any]]]:
-    """The lines of every chart."""
     found, name = {}, ""
     for section in page.sections:
         for _, attributes in Tags(section.html).found:

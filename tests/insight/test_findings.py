@@ -148,9 +148,6 @@ def test_preferred_answers_that_become_less_likely_are_told():
     assert found["both-less-likely"].evidence.startswith("the log-probability of preferred answers")
     assert "told-apart-at-once" not in found
     assert "both-less-likely" not in found_in(preferences(-19, -60, 0.7))
-
-
-def test_answers_that_are_told_apart_from_the_start_are_told():
     assert "told-apart-at-once" in found_in(preferences(-19, -60, 1.0))
 
 

@@ -25,36 +25,28 @@ CLIMBED = ladder(
     setting("compile", None, "not here"),
     setting("attention", 90.0, "slower", gain=0.36, cumulative=0.9),
 )
+DIFFERS = "the loss differs by"
 
 
 @each(
-    ("rate", "spread", "status", "words"),
+    ("here", "tolerance", "status", "words"),
     [
-        (150.0, 10.0, "kept", ""),
-        (99.0, 0.0, "no difference", "0.99x ± 0.02"),
-        (90.0, 31.5, "no difference", "0.90x ± 0.35"),
-        (91.0, 0.0, "slower", "0.91x ± 0.02"),
+        # Speed decides beyond the spread.
+        (measured(150.0, spread=10.0), 0.001, "kept", ""),
+        (measured(99.0), 0.001, "no difference", "0.99x ± 0.02"),
+        (measured(90.0, spread=31.5), 0.001, "no difference", "0.90x ± 0.35"),
+        (measured(91.0), 0.001, "slower", "0.91x ± 0.02"),
+        # A setting holds only when its loss agrees.
+        (measured(150.0, loss=2.0019), 0.001, "kept", ""),
+        (measured(150.0, loss=2.0021), 0.001, "disagrees", f"{DIFFERS} +0.10%, allowed is 0.1%"),
+        (measured(150.0, loss=1.99), 0.001, "disagrees", f"{DIFFERS} -0.50%, allowed is 0.1%"),
+        (measured(150.0, loss=3.0), None, "kept", ""),  # other rows share a step: only shown
+        (measured(150.0, loss=None), None, "disagrees", "the loss is not a number"),
     ],
 )
-def test_speed_decides_beyond_the_spread(rate, spread, status, words):
-    here = measured(rate, spread=spread)
-    found, why = verdict(measured(100.0), here, tolerance=0.001)
+def test_speed_beyond_the_spread_and_the_loss_decide(here, tolerance, status, words):
+    found, why = verdict(measured(100.0), here, tolerance=tolerance)
     assert (found, why.partition(" as fast")[0]) == (status, words)
-
-
-@each(
-    ("loss", "tolerance", "status", "words"),
-    [
-        (2.0019, 0.001, "kept", ""),
-        (2.0021, 0.001, "disagrees", "the loss differs by +0.10%, allowed is 0.1%"),
-        (1.99, 0.001, "disagrees", "the loss differs by -0.50%, allowed is 0.1%"),
-        (3.0, None, "kept", ""),  # other rows share a step: it is only shown
-        (None, None, "disagrees", "the loss is not a number"),
-    ],
-)
-def test_a_setting_holds_only_when_its_loss_agrees(loss, tolerance, status, words):
-    found = verdict(measured(100.0), measured(150.0, loss=loss), tolerance=tolerance)
-    assert found == (status, words)
     without = measured(100.0, loss=None)  # without a loss speed alone decides
     assert verdict(without, measured(150.0, loss=None), tolerance=0.001) == ("kept", "")
 

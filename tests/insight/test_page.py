@@ -39,7 +39,6 @@ from tests.jobs.trained_runs import finished as finished_run
 
 
 def page_with(tmp_path: Path, events: list[dict[str, Any]] | None = None, **files: Any) -> Page:
-    """The page of a run with these events, or of one that went well."""
     run = write_run(tmp_path / "run", usual() if events is None else events, **files)
     return page_of(run)
 

@@ -33,10 +33,6 @@ def level(name: str, steps: list[Any], plan: dict[str, Any] | None = None, *othe
     return None if found is None else found.severity
 
 
-def pauses(kind: str, *seconds: float) -> list[dict[str, Any]]:
-    return [{"event": kind, "time": 101.0, "step": 5, "seconds": each} for each in seconds]
-
-
 def waiting(waited: float, **more: Any) -> dict[str, Any]:
     return {"time_data_wait": waited, "time_feed": 0.5, **more}
 
@@ -99,4 +95,5 @@ def test_findings_on_both_sides_of_their_threshold(name, steps, plan, told):
 )
 def test_evaluating_and_saving(kind, name, path, seconds, requested, told):
     plan = planned((path,) if requested else ())
-    assert level(name, step_events(), plan, *pauses(kind, *seconds)) == told
+    pauses = [{"event": kind, "time": 101.0, "step": 5, "seconds": each} for each in seconds]
+    assert level(name, step_events(), plan, *pauses) == told

@@ -35,6 +35,8 @@ ROWS = [
     for number in range(6)
     for word in WORDS
 ]
+EVERY_STEP: dict[str, Any] = {"epochs": 1, "save_steps": 1, "save_total_limit": None}
+"""A run of an epoch whose every checkpoint stays."""
 
 
 @cache
@@ -84,7 +86,6 @@ def write_expert(folder: Path, base: Path | str, config: dict[str, Any], **more:
 
 
 def run(manifest: Path, **more: Any) -> RunResult:
-    """Train it, with the facts of the run in its folder."""
     return train(manifest, **more)
 
 
@@ -191,7 +192,6 @@ def copied(folder: Path, to: Path, *, without: tuple[str, ...] = ("final",)) -> 
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps after which there are checkpoints."""
     return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
 
 

@@ -153,13 +153,10 @@ def test_a_token_that_stands_before_every_text_is_in_the_template_and_in_the_car
 # --- exports -------------------------------------------------------------------------------------
 
 
-def test_a_gguf_export_is_whole():
+def test_a_gguf_export_is_whole_with_tokenizer_template_settings_and_those_of_ollama():
     names = {path.name for path in as_q8().folder.iterdir()}
     assert names == {"DONE", "Modelfile", "README.md", "demo-q8_0.gguf", "export.json"}
     assert damage(as_q8().folder) == ""
-
-
-def test_the_file_has_tokenizer_template_and_settings_and_the_modelfile_those_of_ollama():
     reader = gguf.GGUFReader(as_q8().folder / as_q8().file)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     assert fields["general.architecture"] == "qwen3"

@@ -64,7 +64,6 @@ ROUNDED_SHARE = {"f16": 2.5e-2, "bf16": 5e-2, "q8_0": 5e-2, "q4_k_m": 1e-1}
 
 
 def ask(**request: Any) -> dict[str, Any]:
-    """The worker's answer."""
     here = place() / "llama.cpp"
     here.mkdir(exist_ok=True)
     asked, answer = here / "request.json", here / "answer.npz"

@@ -60,7 +60,6 @@ def filled_in(out: Path, question: str, base: Path) -> str:
 
 
 def said_by(*codes: str) -> list[str]:
-    """The output of each code block."""
     texts = []
     for code in codes:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -183,8 +182,10 @@ def test_no_folder_of_this_machine_is_in_an_export():
                 assert str(place()) not in path.read_text(encoding="utf-8"), path
 
 
-def test_a_base_of_unknown_origin_is_named_without_its_folder():
+def test_a_card_names_a_base_of_unknown_origin_without_its_folder_and_shows_no_row_of_the_data():
     card = (exported("lora").folder / "README.md").read_text(encoding="utf-8")
+    assert "{question}" in card.partition("What the model reads")[2].partition("##")[0]
+    assert not [row for row in RUN_ROWS if row["instruction"] in card]
     assert "was a folder whose origin the run does not know" in card
     assert "base_model:" not in card  # hubs would read it as a repository id
     assert "# A lora" not in card
@@ -271,12 +272,6 @@ def test_a_card_says_what_the_expert_does_how_to_ask_it_and_where_it_fails():
     unknown = model_card(plan, done)
     assert "* How many of its answers are right was not measured." in unknown
     assert "answers of the baseline" not in unknown
-
-
-def test_a_card_shows_the_prompt_format_and_no_row_of_the_data():
-    card = (exported("lora").folder / "README.md").read_text(encoding="utf-8")
-    assert "{question}" in card.partition("What the model reads")[2].partition("##")[0]
-    assert not [row for row in RUN_ROWS if row["instruction"] in card]
 
 
 def test_the_head_of_a_card_has_language_licence_and_tags_of_the_manifest():

@@ -45,7 +45,6 @@ def finished(kind: str) -> Path:
 
 
 def with_plan(run_folder: Path, to: Path, **changes: dict[str, Any]) -> Path:
-    """A copy of a run with another plan."""
     shutil.copytree(run_folder, to)
     settled = json.loads((to / "plan.json").read_text(encoding="utf-8"))
     for part, values in changes.items():

@@ -25,7 +25,6 @@ ACKNOWLEDGED = "acknowledged"
 
 
 def begun(**work: Any) -> Any:
-    """The process of a run that has just begun."""
     return forked(_act, work)
 
 

@@ -58,7 +58,6 @@ SIZES = st.sampled_from(["16GB", "900 MiB", "7.5gb"])
 
 
 def value_of(node: Mapping[str, Any], key: str = "") -> st.SearchStrategy[Any]:
-    """Any value that the schema node allows."""
     node = resolve(node)
     if "anyOf" in node:
         return st.one_of([value_of(choice, key) for choice in node["anyOf"]])
@@ -176,7 +175,6 @@ def manifest_of(data: Mapping[str, Any]) -> Manifest:
 
 
 def document_of(data: Mapping[str, Any]) -> Document:
-    """The data as a parsed JSON file."""
     return parse_document(json.dumps(data), "json")
 
 

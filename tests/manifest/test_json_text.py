@@ -15,12 +15,6 @@ from tests.each import each
 from tests.manifest.strategies import TREES
 
 
-def _refusal(text: str) -> str:
-    with pytest.raises(ManifestError) as caught:
-        parse_json(text, "m.json")
-    return str(caught.value.problems[0])
-
-
 @given(TREES, st.sampled_from([None, 0, 2]), st.booleans())
 def test_it_reads_what_the_standard_library_reads(tree: Any, indent: int | None, ascii_only: bool):
     text = json.dumps(tree, indent=indent, ensure_ascii=ascii_only)
@@ -71,4 +65,6 @@ def test_a_value_knows_its_path_its_line_and_its_kind():
     ],
 )
 def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str):
-    assert _refusal(text).startswith(f"line 1: {refusal}")
+    with pytest.raises(ManifestError) as caught:
+        parse_json(text, "m.json")
+    assert str(caught.value.problems[0]).startswith(f"line 1: {refusal}")

@@ -38,6 +38,11 @@ checkpointer: {checkpoint_dir: /m/small}
 dataset: {_component_: torchtune.datasets.alpaca_dataset}
 optimizer: {_component_: torch.optim.AdamW, lr: 2e-5}
 """
+AXOLOTL_PAIRS = """base_model: a/b
+sequence_len: 1024
+micro_batch_size: 2
+datasets: [{path: c/d, type: chatml.intel, field_chosen: good, field_rejected: x}]
+"""
 PACKED = "per_device_train_batch_size: 4\npacking: true\n"
 LOWEST = "config.lr_scheduler_kwargs.min_lr"
 
@@ -65,7 +70,6 @@ def trl(more: str) -> str:
 
 
 def kinds(made: ReadManifest, key: str) -> set[str]:
-    """The kinds of notices about a key."""
     return {n.kind for n in made.notices if n.path.replace(": ", ".").split(".")[-1] == key}
 
 
@@ -89,6 +93,9 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
             "config.target_modules",
             ["q_proj"],
         ),
+        (f"{AXOLOTL_PAIRS}rl: dpo\n", "data.preference_rows", "pairs"),
+        (f"{AXOLOTL_PAIRS}rl: dpo\n", "data.field_mapping.response", "good"),
+        (f"{AXOLOTL_PAIRS}rl: dpo\n", "data.field_mapping.rejected", "x"),
         # LLaMA-Factory
         (f"{FACTORY}dataset: a.jsonl\n", "config.rank", 8),
         (FACTORY.replace("lora", "full") + "dataset: a.jsonl\n", "config.rank", "auto"),
@@ -134,6 +141,32 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (f"{MINIMAL}warmup_steps: int | None = 200\n", "config.warmup_steps", 200),
         (f"{MINIMAL}betas: Tuple[float, float] = (0.9, 0.95)\n", "config.betas", (0.9, 0.95)),
         ("base_model: tiny\ndataset: a=b.jsonl\n", "data.path", "a=b.jsonl"),
+        # Keys keep their meaning
+        (MINIMAL + "peft_use_rslora: true\nlora_r: 4\n", "config.alpha", 16),
+        (MINIMAL + "use_rslora: false\nlora_alpha: 8\n", "config.alpha", 8),
+        (MINIMAL + "pissa_init: true\npissa_iter: 16\n", "config.adapter_init", "pissa"),
+        (MINIMAL + "init_lora_weights: pissa_niter_4\n", "config.adapter_init", "pissa"),
+        (MINIMAL + "init_lora_weights: true\n", "config.adapter_init", "default"),
+        (MINIMAL + "save_steps: 0.5\n", "config.save_strategy", "epoch"),
+        (MINIMAL + "loraplus_lr_ratio: 16\n", "config.loraplus_lr_ratio", 16),
+        (
+            MINIMAL + "additional_target: embed_tokens,lm_head\n",
+            "config.modules_to_save",
+            ["embed_tokens", "lm_head"],
+        ),
+        (MINIMAL + "lora_model_dir: ./adapter\n", "config.start_from", "./adapter"),
+        (MINIMAL + "chat_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
+        (MINIMAL + "chat_template_jinja: '{% if X %}'\n", "model.prompt_template", "{% if X %}"),
+        (
+            MINIMAL + "prompt_template: '{{ Messages }}'\n",
+            "model.prompt_template",
+            "{{ Messages }}",
+        ),
+        (
+            MINIMAL + "unfrozen_parameters: ['^model.language_model']\n",
+            "config.adapter_type",
+            "lora",
+        ),
     ],
 )
 def test_what_a_file_of_another_trainer_sets(text, path, value):
@@ -431,32 +464,6 @@ def test_an_absolute_output_folder_of_another_trainer_moves_into_the_run_folder(
     assert "may write only inside" in error_of(f"{MINIMAL}output_dir: /tmp/there\n")
 
 
-@each(
-    ("text", "path", "value"),
-    [
-        ("peft_use_rslora: true\nlora_r: 4\n", "config.alpha", 16),
-        ("use_rslora: false\nlora_alpha: 8\n", "config.alpha", 8),
-        ("pissa_init: true\npissa_iter: 16\n", "config.adapter_init", "pissa"),
-        ("init_lora_weights: pissa_niter_4\n", "config.adapter_init", "pissa"),
-        ("init_lora_weights: true\n", "config.adapter_init", "default"),
-        ("save_steps: 0.5\n", "config.save_strategy", "epoch"),
-        ("loraplus_lr_ratio: 16\n", "config.loraplus_lr_ratio", 16),
-        (
-            "additional_target: embed_tokens,lm_head\n",
-            "config.modules_to_save",
-            ["embed_tokens", "lm_head"],
-        ),
-        ("lora_model_dir: ./adapter\n", "config.start_from", "./adapter"),
-        ("chat_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
-        ("chat_template_jinja: '{% if X %}'\n", "model.prompt_template", "{% if X %}"),
-        ("prompt_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
-        ("unfrozen_parameters: ['^model.language_model']\n", "config.adapter_type", "lora"),
-    ],
-)
-def test_keys_of_other_trainers_keep_their_meaning(text, path, value):
-    assert value_at(read(MINIMAL + text), path) == value
-
-
 def test_the_dtype_of_loading_gives_way_to_the_one_of_training():
     made = read(f"{TRL}torch_dtype: float16\nbf16: true\n")
     assert made.manifest.training.config.bf16 is True
@@ -573,10 +580,6 @@ def test_a_model_that_reads_images_or_sound_is_refused_by_its_name():
 
 TRL_DPO = "model_name_or_path: a/b\ndataset_name: c/d\nper_device_train_batch_size: 2\n"
 FACTORY_DPO = "model_name_or_path: a/b\nstage: dpo\nfinetuning_type: lora\ndataset: a.jsonl\n"
-AXOLOTL_DPO = "base_model: a/b\nsequence_len: 1024\nmicro_batch_size: 2\n"
-AXOLOTL_ROWS = (
-    "datasets: [{path: c/d, type: chatml.intel, field_chosen: good, field_rejected: x}]\n"
-)
 
 
 @each(
@@ -609,11 +612,11 @@ AXOLOTL_ROWS = (
         (FACTORY_DPO + "pref_loss: simpo\n", {"method": "simpo", "simpo_gamma": 0.5}),
         (FACTORY_DPO + "dpo_label_smoothing: 0.1\n", {"label_smoothing": 0.1}),
         (
-            AXOLOTL_DPO + AXOLOTL_ROWS + "rl: dpo\nrl_beta: 0.2\n",
+            AXOLOTL_PAIRS + "rl: dpo\nrl_beta: 0.2\n",
             {"method": "dpo", "beta": 0.2, "max_seq_length": 2048},
         ),
         (
-            AXOLOTL_DPO + AXOLOTL_ROWS + "rl: orpo\norpo_alpha: 0.3\n",
+            AXOLOTL_PAIRS + "rl: orpo\norpo_alpha: 0.3\n",
             {"method": "orpo", "beta": 0.3},
         ),
     ],
@@ -621,10 +624,3 @@ AXOLOTL_ROWS = (
 def test_preference_configs_of_other_trainers_train_as_they_would_there(text, expected):
     config = read(text).manifest.training.config
     assert {key: getattr(config, key) for key in expected} == expected
-
-
-def test_the_columns_of_pairs_are_those_that_axolotl_names():
-    dataset = read(AXOLOTL_DPO + AXOLOTL_ROWS + "rl: dpo\n").manifest.training.dataset
-    assert dataset.preference_rows == "pairs"
-    assert dataset.field_mapping is not None
-    assert (dataset.field_mapping.response, dataset.field_mapping.rejected) == ("good", "x")

@@ -26,8 +26,6 @@ _HOLDERS = {
     "CheckpointingOptions": "training.config.gradient_checkpointing_kwargs.",
     "Decoding": "training.decoding.",
 }
-# Always the same whatever the file says: the reader writes it.
-_NOT_THE_USERS = {("Manifest", "schema_version")}
 
 
 def _models() -> dict[str, Mapping[str, Any]]:
@@ -37,7 +35,7 @@ def _models() -> dict[str, Mapping[str, Any]]:
 def _fields() -> Iterator[tuple[str, str]]:
     for title, node in _models().items():
         for key in node["properties"]:
-            if (title, key) not in _NOT_THE_USERS:
+            if (title, key) != ("Manifest", "schema_version"):  # which the reader writes
                 yield title, key
 
 

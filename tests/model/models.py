@@ -162,7 +162,6 @@ def load_characters(vocabulary: int | str, *, seed: int = 0, **architecture: Any
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """The words with which a model is refused."""
     with pytest.raises(ModelError) as caught:
         call()
     return str(caught.value)
@@ -248,7 +247,6 @@ def trainable_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
 
 
 def plain_base(folder: Path, **options: Any) -> Any:
-    """The base as transformers alone loads it."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)

@@ -40,7 +40,6 @@ ROWS = [[7, 5, 4], [3, 13]]  # lengths of the documents in every row
 
 
 def a_batch(rows: list[list[int]], *, seed: int = 0) -> Batch:
-    """Rows of documents of these lengths."""
     lengths = [length for row in rows for length in row]
     drawn = iter(documents(*lengths, vocabulary=WORDS, seed=seed))
     return make_batch([[next(drawn) for _ in row] for row in rows])

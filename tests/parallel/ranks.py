@@ -69,7 +69,6 @@ def spawned(does: Callable[..., Any], *given: Any) -> Any:
 
 
 def ranks(size: int, does: Callable[..., Any], *given: Any, spawn: bool = False) -> list[Ended]:
-    """What as many processes ended with."""
     return started(size, does, *given, spawn=spawn).ended()
 
 

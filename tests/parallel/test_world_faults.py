@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -67,13 +68,14 @@ def not_finite(loss, batch):
     return loss * float("nan")
 
 
-def ask_to_stop(loss, batch):
-    os.kill(os.getpid(), signal.SIGTERM)
+def send(number, loss, batch):
+    os.kill(os.getpid(), number)
     return loss
 
 
-def die(loss, batch):
-    os.kill(os.getpid(), signal.SIGKILL)
+ASK_TO_STOP, DIE, STOP = (
+    partial(send, number) for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
+)
 
 
 def fail(loss, batch):
@@ -190,7 +192,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_changes_no_weight_on_any(base, tm
 
 def test_a_signal_to_one_rank_saves_once_and_ends_all(base, alone, tmp_path):
     manifest = write_expert(tmp_path, base, CONFIG)
-    folder = fine(ranks(2, with_fault, manifest, {}, 1, 2, ask_to_stop))[0]
+    folder = fine(ranks(2, with_fault, manifest, {}, 1, 2, ASK_TO_STOP))[0]
     (stopped,) = events_of(folder, "stopped")
     assert stopped["exit_code"] == 143
     assert saved_steps(folder)[-1] == stopped["step"] == 3
@@ -208,7 +210,7 @@ def test_a_failure_that_no_plan_helps_against_ends_all_and_names_the_rank(base, 
 
 def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(base, alone, tmp_path):
     manifest = write_expert(tmp_path, base, CONFIG)
-    first, second = ranks(2, with_fault, manifest, {}, 1, 3, die)
+    first, second = ranks(2, with_fault, manifest, {}, 1, 3, DIE)
     assert second == Ended(exit_code=-signal.SIGKILL)
     assert "another rank failed: it has ended" in first.raised
     (folder,) = (tmp_path / "runs").iterdir()
@@ -218,11 +220,6 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(base, 
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 
-def stop(loss, batch):
-    os.kill(os.getpid(), signal.SIGSTOP)
-    return loss
-
-
 def hang(loss, batch):
     time.sleep(LIMIT_SECONDS)
     return loss
@@ -230,7 +227,7 @@ def hang(loss, batch):
 
 @pytest.mark.parametrize(
     ("rank", "fault"),
-    [pytest.param(1, stop, marks=pytest.mark.slow), pytest.param(0, stop), pytest.param(1, hang)],
+    [pytest.param(1, STOP, marks=pytest.mark.slow), pytest.param(0, STOP), pytest.param(1, hang)],
 )
 def test_a_rank_that_does_not_answer_ends_the_run_with_stacks(rank, fault, base, tmp_path):
     manifest = write_expert(tmp_path, base, {**CONFIG, "hang_timeout": 4})

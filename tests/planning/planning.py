@@ -61,7 +61,6 @@ def gpu(name: str, gib: float, capability: tuple[int, int], held_gib: float = 0)
 
 
 def shape_of(name: str) -> ModelShape:
-    """The shape of a model that is known by its name."""
     known = find_known_model(name)
     assert known is not None
     return known.shape

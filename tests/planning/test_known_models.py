@@ -32,23 +32,18 @@ def test_a_shape_reproduces_the_published_parameter_count(model):
         ("TinyLlama-1.1B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
         ("phi-3-mini", "microsoft/Phi-3-mini-4k-instruct"),
         ("gpt2", "openai-community/gpt2"),
+        # A name we do not know is never taken for a near one.
+        *((name, None) for name in ("Qwen3-1.5B", "Qwen3-0.6", "Qwen2.5-72B", "Qwen3-0.6B-tuned")),
+        *((name, None) for name in ("Qwen2.5-7B-Instruct-1M", "Llama-3-70B", "Llama-Guard-3-1B")),
+        *((name, None) for name in ("CodeLlama-7b-Python-hf", "gemma-3-4b-it", "gpt2-xl", "qwen3")),
+        *((name, None) for name in ("Mixtral-8x7B-v0.1", "instruct", "model", "/", "")),
+        # Two shapes fit these.
+        *((name, None) for name in ("Mistral-7B", "mistral-7b-instruct", "Mistral-7B-v0.9")),
     ],
 )
-def test_hub_ids_bare_names_and_paths_find_the_model(name, hub_id):
-    assert find_known_model(name).hub_id == hub_id
-
-
-@each(
-    "name",
-    [
-        *("Qwen3-1.5B", "Qwen3-0.6", "Qwen2.5-72B", "Qwen2.5-7B-Instruct-1M", "Qwen3-0.6B-tuned"),
-        *("Llama-3-70B", "Llama-Guard-3-1B", "CodeLlama-7b-Python-hf", "gemma-3-4b-it", "gpt2-xl"),
-        *("Mixtral-8x7B-v0.1", "qwen3", "instruct", "model", "/", ""),
-        *("Mistral-7B", "mistral-7b-instruct", "Mistral-7B-v0.9"),  # fit two shapes
-    ],
-)
-def test_a_name_we_do_not_know_is_never_taken_for_a_near_one(name):
-    assert find_known_model(name) is None
+def test_hub_ids_bare_names_and_paths_find_the_model_and_others_none(name, hub_id):
+    found = find_known_model(name)
+    assert (found and found.hub_id) == hub_id
     # Variants that differ in context only count with the shortest.
     contexts = [find_known_model(n).shape.context for n in ("Qwen/Qwen2.5-7B", "Qwen2.5-7B-Chat")]
     assert contexts == [131072, 32768]

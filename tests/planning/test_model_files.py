@@ -32,15 +32,12 @@ def test_a_tokenizer_that_panics_is_refused_in_words(name: str, tmp_path: Path, 
     assert capfd.readouterr().err == ""
 
 
-def test_a_sound_folder_and_its_tokenizer_are_taken(tmp_path: Path):
-    assert check_model_files(SOUND) == ()
-    assert check_model_files(sound_copy(tmp_path / "model")) == ()
-    assert load_tokenizer_json(SOUND / "tokenizer.json").get_vocab_size() > 0
-
-
-def test_a_folder_that_changes_is_checked_again(tmp_path: Path):
+def test_a_sound_folder_and_its_tokenizer_are_taken_and_checked_again_after_a_change(
+    tmp_path: Path,
+):
     folder = sound_copy(tmp_path / "model")
-    check_model_files(folder)
+    assert check_model_files(SOUND) == check_model_files(folder) == ()
+    assert load_tokenizer_json(SOUND / "tokenizer.json").get_vocab_size() > 0
     REFUSED["a billion layers"](folder)
     with pytest.raises(InvalidModelFolder):
         check_model_files(folder)

@@ -35,7 +35,6 @@ def lines(rows: list[dict[str, Any]]) -> str:
 
 
 def an_expert(folder: Path, *, dataset: Any = None, model: str = "small", **config: Any) -> Path:
-    """A folder with a model, rows and a manifest."""
     model_folder(folder / "models" / "small")
     (folder / "train.jsonl").write_text(lines(ROWS), encoding="utf-8")
     data = {

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from expert.core.publish import damage
 from tests.faults.counting import case
-from tests.jobs.runs import copied, events_of, losses_of, run, weights_of, write_expert
+from tests.jobs.runs import EVERY_STEP, copied, events_of, losses_of, run, weights_of, write_expert
 from tests.parallel.test_worlds import numbers_of
 
 
@@ -18,14 +18,8 @@ from tests.parallel.test_worlds import numbers_of
 def whole(tmp_path_factory, base) -> tuple[Path, Path]:
     """A run with two epochs, accumulation, dropout and evaluation, and a checkpoint each step."""
     folder = tmp_path_factory.mktemp("whole")
-    settings = {
-        "dropout": 0.2,
-        "micro_batch_size": 1,
-        "save_steps": 1,
-        "save_total_limit": None,
-        "eval_steps": 3,
-    }
-    manifest = write_expert(folder, base, settings)
+    settings = {"epochs": 2, "dropout": 0.2, "micro_batch_size": 1, "eval_steps": 3}
+    manifest = write_expert(folder, base, EVERY_STEP | settings)
     return manifest, run(manifest).folder
 
 

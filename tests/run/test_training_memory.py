@@ -18,6 +18,7 @@ from expert.training import optim
 from expert.training.learner import OptimizerLearner
 from expert.training.optim import OptimizerUnavailable
 from tests.jobs.runs import (
+    EVERY_STEP,
     base_model,
     copied,
     events_of,
@@ -30,14 +31,7 @@ from tests.jobs.runs import (
 )
 
 # Four sequences make a step; dropout is on, so that equal losses mean equal random numbers.
-SETTINGS = {
-    "dropout": 0.2,
-    "micro_batch_size": 4,
-    "epochs": 1,
-    "save_steps": 1,
-    "save_total_limit": None,
-    "eval_steps": 3,
-}
+SETTINGS = EVERY_STEP | {"dropout": 0.2, "micro_batch_size": 4, "eval_steps": 3}
 
 
 @pytest.fixture(scope="module")

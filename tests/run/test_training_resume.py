@@ -17,6 +17,7 @@ from expert.training.checkpoint import CheckpointError
 from tests.core.test_publish import flip
 from tests.each import each
 from tests.jobs.runs import (
+    EVERY_STEP,
     ROWS,
     copied,
     events_of,
@@ -28,13 +29,7 @@ from tests.jobs.runs import (
     write_expert,
 )
 
-SETTINGS = {
-    "epochs": 1,
-    "save_steps": 1,
-    "save_total_limit": None,
-    "eval_steps": 3,
-    "dropout": 0.1,
-}
+SETTINGS = EVERY_STEP | {"eval_steps": 3, "dropout": 0.1}
 
 
 @pytest.fixture(scope="module")

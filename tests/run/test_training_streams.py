@@ -10,6 +10,7 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.data.records import DataError
 from tests.jobs.runs import (
+    EVERY_STEP,
     ROWS,
     copied,
     events_of,
@@ -22,14 +23,8 @@ from tests.jobs.runs import (
 )
 from tests.parallel.test_worlds import numbers_of
 
-SETTINGS = {
-    "epochs": 2,
-    "save_steps": 1,
-    "save_total_limit": None,
-    "dropout": 0.2,
-    "micro_batch_size": 2,
-    "dataloader_num_workers": 0,
-}
+SETTINGS = EVERY_STEP | {"epochs": 2, "dropout": 0.2, "micro_batch_size": 2}
+SETTINGS |= {"dataloader_num_workers": 0}
 STREAM = {"streaming": True, "validation_path": "valid.jsonl"}
 
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from expert.run.session.failures import RunFailed
 from expert.telemetry.trackers import TRACKERS
 from tests.jobs.runs import (
+    EVERY_STEP,
     ROWS,
     copied,
     events_of,
@@ -26,23 +27,10 @@ from tests.jobs.runs import (
 )
 
 # A checkpoint after every step, of which there are 6 in an epoch.
-SETTINGS = {
-    "epochs": 1,
-    "save_steps": 1,
-    "save_total_limit": None,
-    "evaluation_strategy": "no",
-    "micro_batch_size": 2,
-}
-UNSAVED = {key: value for key, value in SETTINGS.items() if key != "save_steps"} | {
-    "save_strategy": "no"
-}
+SETTINGS = EVERY_STEP | {"evaluation_strategy": "no", "micro_batch_size": 2}
+UNSAVED = SETTINGS | {"save_steps": None, "save_strategy": "no"}
 # Long enough that a spike can be told from noise: it needs 25 losses before it.
-LONG = SETTINGS | {
-    "epochs": 6,
-    "save_steps": 5,
-    "learning_rate": 1e-3,
-    "micro_batch_size": 4,
-}
+LONG = SETTINGS | {"epochs": 6, "save_steps": 5, "learning_rate": 1e-3, "micro_batch_size": 4}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ def said(*turns: str) -> list[dict[str, Any]]:
 
 QA = [("user", "Q"), ("assistant", "A")]
 SQA = [("system", "S"), *QA]
-PARTS = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}, "c"]
+PARTS = [{"type": "text", "text": "a "}, {"type": "input_text", "text": "b"}, {"text": "c"}, "d"]
 JSON = '[{"role": "assistant", "content": "A"}]'
 TASK = {
     "broken_json": "[1 2]",
@@ -65,7 +65,12 @@ TOLD = 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"
         ({"messages": said("system  ", "user Q", "assistant A")}, QA),
         (
             {"messages": [{"role": "user", "content": PARTS}, *said("assistant A")]},
-            [("user", "a bc"), ("assistant", "A")],
+            [("user", "a bcd"), ("assistant", "A")],
+        ),
+        # Two user turns become one, and a developer is the system.
+        (
+            {"messages": said("developer S", "user a", "user b", "assistant A")},
+            [("system", "S"), ("user", "a\n\nb"), ("assistant", "A")],
         ),
         # A question at the end may stay unanswered.
         ({"messages": said("user Q", "assistant A", "user R")}, [*QA, ("user", "R")]),

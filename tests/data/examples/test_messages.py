@@ -93,26 +93,6 @@ def test_a_row_of_which_no_answer_is_learnt_or_a_request_alone_is_refused():
     assert turns_of({"messages": [{**TALK[0], "train": False}, TALK[1]]})
 
 
-def test_parts_of_text_are_read_in_every_format_of_openai():
-    parts = [{"type": "input_text", "text": "a"}, {"text": "b"}, {"type": "text", "text": "c"}]
-    said = [{"role": "user", "content": parts}, TALK[1]]
-    assert turns_of({"messages": said}) == [("user", "abc"), ("assistant", "one")]
-
-
-def test_two_user_turns_become_one_and_a_developer_is_the_system():
-    said = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "user", "content": "a"},
-        {"role": "user", "content": "b"},
-        {"role": "assistant", "content": "c"},
-    ]
-    assert turns_of({"messages": said}) == [
-        ("system", "Be brief."),
-        ("user", "a\n\nb"),
-        ("assistant", "c"),
-    ]
-
-
 ONE = {"type": "text", "text": "one"}
 
 

@@ -49,29 +49,19 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 
 @each("row", PAIRS.values(), ids=PAIRS)
-def test_of_a_pair_the_preferred_answer_to_its_request_is_trained_on(row):
-    turns = turns_of(row, preference_rows="preferred")
-    system = [("system", "S")] if "system" in row else []
-    assert turns == [*system, ("user", ASKED), ("assistant", GOOD)]
-
-
-@each("row", PAIRS.values(), ids=PAIRS)
-@each("asked", [None, "all"])
-def test_preference_pairs_are_refused_unless_requested(row, asked):
-    with pytest.raises(DataError, match=r"method: dpo.*preference_rows: preferred"):
-        understand(list(row), row, preference_rows=asked)
-
-
-@each("row", PAIRS.values(), ids=PAIRS)
-def test_of_a_pair_both_answers_follow_the_same_prompt(row):
+def test_of_a_pair_the_preferred_answer_or_both_follow_the_prompt_where_that_is_asked_for(row):
+    for asked in (None, "all"):
+        with pytest.raises(DataError, match=r"method: dpo.*preference_rows: preferred"):
+            understand(list(row), row, preference_rows=asked)
+    prompt = [*([("system", "S")] if "system" in row else []), ("user", ASKED)]
+    assert turns_of(row, preference_rows="preferred") == [*prompt, ("assistant", GOOD)]
     columns = understand(list(row), row, preference_rows="pairs")
     pair = answers_of(Row(row, "rows.jsonl", 1), columns)
     assert isinstance(pair, list)
-    system = [("system", "S")] if "system" in row else []
     for example, answer in zip(pair, (GOOD, BAD), strict=True):
         assert example is not None
         said = [(turn.role, turn.text) for turn in example.turns]
-        assert said == [*system, ("user", ASKED), ("assistant", answer)]
+        assert said == [*prompt, ("assistant", answer)]
 
 
 def test_only_the_last_answers_of_a_pair_are_trained_on():
@@ -110,19 +100,6 @@ def test_a_judged_answer_is_a_good_or_a_bad_one(label, place):
     assert [turn.text for turn in kept.turns] == [ASKED, GOOD]
 
 
-def test_a_judged_answer_without_a_judgement_is_a_bad_row():
-    row = {"prompt": ASKED, "completion": GOOD, "label": True}
-    columns = understand(list(row), row, preference_rows="judged")
-    bad = answers_of(Row({**row, "label": "perhaps"}, "rows.jsonl", 1), columns)
-    assert "neither true nor false" in str(bad)
-
-
-def test_an_answer_that_does_not_end_a_pair_is_a_bad_row():
-    row = {"chosen": WHOLE, "rejected": [*WORSE, USER]}
-    columns = understand(list(row), row, preference_rows="pairs")
-    assert "rejected" in str(answers_of(Row(row, "rows.jsonl", 1), columns))
-
-
 def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():
     row = PAIRS["single messages after a conversation"]
     mapping = FieldMapping(response="chosen")
@@ -148,11 +125,17 @@ def test_of_labelled_rows_the_good_ones_are_trained_on(row, label, yes, no):
     assert left == Dropped(f"{label} is false")
 
 
-def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
+def test_a_label_that_is_neither_true_nor_false_or_a_pair_without_two_answers_is_a_bad_row():
+    row: dict[str, Any] = {"chosen": WHOLE, "rejected": [*WORSE, USER]}
+    columns = understand(list(row), row, preference_rows="pairs")
+    assert "rejected" in str(answers_of(Row(row, "rows.jsonl", 1), columns))
     row = {"prompt": ASKED, "completion": GOOD, "label": True}
     columns = understand(list(row), row, preference_rows="preferred")
     assert "'label': None is neither true nor false" in reason_of({**row, "label": None}, columns)
     assert "2 is neither true nor false" in reason_of({**row, "label": 2}, columns)
+    columns = understand(list(row), row, preference_rows="judged")
+    bad = answers_of(Row({**row, "label": "perhaps"}, "rows.jsonl", 1), columns)
+    assert "neither true nor false" in str(bad)
 
 
 def test_answers_before_the_preferred_one_are_context():

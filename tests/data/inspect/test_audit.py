@@ -167,25 +167,17 @@ def told_of(example: Example, others: int = 0) -> str:
         ),
         (talk("a", MESSAGES_AS_JSON), "messages written as JSON text, which is trained on as text"),
         (talk(LONG, f"{LONG} The Ucayali."), "the whole request in the answer"),
+        # Sound rows
+        (talk("a", '[{"from": "Berlin", "value": "3"}, {"from": "Rome", "value": "9"}]'), None),
+        (talk("a", "<p><s>old</s> new <s>old</s>"), None),
+        (talk("MÃE, MAÇÃ, «château», “ă”", "Â"), None),
+        (talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"), None),
+        (talk(f"{LONG} Answer in one word.", f"{LONG} Ucayali."), None),
+        (Example(talk("a", "b").turns, tools=WEATHER), None),
     ],
 )
-def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence):
-    assert sentence in told_of(example)
-
-
-@each(
-    "example",
-    [
-        talk("a", '[{"from": "Berlin", "value": "3"}, {"from": "Rome", "value": "9"}]'),
-        talk("a", "<p><s>old</s> new <s>old</s>"),
-        talk("MÃE, MAÇÃ, «château», “ă”", "Â"),
-        talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"),
-        talk(f"{LONG} Answer in one word.", f"{LONG} Ucayali."),
-        Example(talk("a", "b").turns, tools=WEATHER),
-    ],
-)
-def test_sound_rows_give_no_warning(example):
-    assert told_of(example) == ""
+def test_rows_that_were_put_together_wrongly_are_warned_about_and_sound_ones_not(example, sentence):
+    assert sentence in told_of(example) if sentence else told_of(example) == ""
 
 
 def test_answers_that_repeat_the_request_are_told_of_where_most_do():

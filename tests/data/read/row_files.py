@@ -34,7 +34,6 @@ def good(path: Path, **options: Any) -> list[dict[str, Any]]:
 
 
 def outline(path: Path, **options: Any) -> list[tuple[int, Any]]:
-    """Line and values of every row, or line and reason."""
     return [
         (row.line, row.reason if isinstance(row, BadRow) else dict(row.values))
         for row in read_rows(path, **options)

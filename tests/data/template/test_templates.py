@@ -126,21 +126,17 @@ def test_any_conversation_keeps_prompt_and_training_the_same(name, example):
 
 
 @each("name", LAYOUTS)
-def test_a_question_at_the_end_is_rendered_but_not_trained_on(name):
+def test_plain_text_is_trained_on_and_a_question_at_the_end_only_rendered(name):
     template = named(name)
+    for learn_prompt in (False, True):
+        made = template.segments(Example(text="abc"), learn_prompt=learn_prompt)
+        assert made == [Segment("abc</s>", True)]
     answered = (USER, ANSWER)
     segments = template.segments(Example((*answered, Turn("user", "R"))))
     assert [segment.learn for segment in segments] == [False, True, False]
     assert "R" in segments[2].text
     following = template.prompt((*answered, Turn("user", "R")))
     assert following.startswith(text_of(segments))
-
-
-@each("name", LAYOUTS)
-def test_plain_text_is_trained_on_with_its_eos(name):
-    for learn_prompt in (False, True):
-        made = named(name).segments(Example(text="abc"), learn_prompt=learn_prompt)
-        assert made == [Segment("abc</s>", True)]
 
 
 def test_a_template_knows_what_ends_an_answer_and_leaves_a_bos_to_the_encoder():

@@ -61,7 +61,6 @@ class BoardClient:
         return self.client.post(place, json=body or {}, headers={**ACTION, **headers})
 
     def id_of(self, name: str, kind: str = "run") -> str:
-        """The id of a run or manifest on the board."""
         self.board.places.search(now=True)
         found = [one.id for one in self.board.places.found.values()
                  if one.name == name and one.kind == kind]  # fmt: skip

@@ -240,12 +240,6 @@ def test_rows_that_call_tools_are_written_in_a_way_that_every_model_has(tmp_path
     assert "Calls tools" in (made.folder / "README.md").read_text(encoding="utf-8")
 
 
-def settings_of(manifest: Path) -> tuple[Any, Any, Any]:
-    made = json.loads(manifest.read_text(encoding="utf-8"))
-    adapter = made["base_models"][0]["adapters"][0]
-    return adapter["r"], adapter["alpha"], made["training"]["config"]["learning_rate"]
-
-
 @each(
     ("model", "settings"),
     [
@@ -258,7 +252,9 @@ def settings_of(manifest: Path) -> tuple[Any, Any, Any]:
 )
 def test_settings_made_for_tiny_are_written_for_tiny_alone(model, settings, tmp_path):
     made = new_expert("mine", into=tmp_path, model=model)
-    assert settings_of(made.manifest) == settings
+    written = json.loads(made.manifest.read_text(encoding="utf-8"))
+    adapter, config = written["base_models"][0]["adapters"][0], written["training"]["config"]
+    assert (adapter["r"], adapter["alpha"], config["learning_rate"]) == settings
     [base] = read_manifest(made.manifest).manifest.base_models
     assert base.name == made.model == model
     warned = [each for each in plan(made.manifest, gpu="rtx-4090").remarks if "tiny" in each.text]

@@ -380,18 +380,13 @@ def test_what_is_trained_on_is_what_the_rows_say(shape, tmp_path):
         return
     assert len(documents) == len(shape.said)
     for (trained, around), said in zip(documents, shape.said, strict=True):
-        _says(trained, around, said)
-
-
-def _says(trained: str, around: str, said: list[tuple[str, str]]) -> None:
-    answers = [text for role, text in said if role == "assistant"]
-    left = trained
-    for answer in answers:
-        assert answer in left
-        left = left.replace(answer, "", 1)
-    for role, text in said:
-        if role not in ("assistant", "context"):
-            assert text in around, role
-            assert text not in left
-    for text in (text for role, text in said if role == "context"):
-        assert text not in left.replace("<|im_end|>", "")
+        left = trained
+        for answer in [text for role, text in said if role == "assistant"]:
+            assert answer in left
+            left = left.replace(answer, "", 1)
+        for role, text in said:
+            if role == "context":
+                assert text not in left.replace("<|im_end|>", "")
+            elif role != "assistant":
+                assert text in around, role
+                assert text not in left
