@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from expert.cli.show.display import (
 )
 from expert.cli.show.options import Overrides, Strict, json_option, output_option
 from expert.core.errors import EXIT_USAGE
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     help="Check, explain and upgrade manifests.",
@@ -61,10 +58,9 @@ def check(
             if result.error is not None:
                 show_problems(str(result.error))
             elif result.read is not None:
-                read = result.read
-                valid = f"✓ {read.source}: {read.manifest.name} is valid"
+                valid = f"✓ {result.source}: {result.read.manifest.name} is valid"
                 show(console, valid, "bold green")
-                show_every_notice((*read.notices, *result.doubts), console)
+                show_every_notice((*result.read.notices, *result.doubts), console)
     if any(result.error is not None for result in results):
         raise typer.Exit(EXIT_USAGE)
 

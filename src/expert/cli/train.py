@@ -206,7 +206,7 @@ def _dry_run(
     refuse_missing_gpu(opened)
     _show_resumed(opened, asked["resume"])
     plan = opened.plan
-    options.hint_unused_gpus(console, gpus, len(opened.machine.gpus), plan.kernels.device)
+    options.hint_unused_gpus(console, gpus, opened)
     resume = str(opened.resumed.folder.path) if opened.resumed else None
     if as_json:
         write_json({"plan": plan.model_dump(mode="json"), "resume": resume})
@@ -252,9 +252,7 @@ def _run(
         try:
             opened = open_run(read, tell=tell, **asked)
             _show_resumed(opened, resume)
-            options.hint_unused_gpus(
-                console, gpus, len(opened.machine.gpus), opened.plan.kernels.device
-            )
+            options.hint_unused_gpus(console, gpus, opened)
             result = train_job(
                 opened,
                 **allowed,

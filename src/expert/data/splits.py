@@ -226,10 +226,7 @@ def stream_of(pipeline: DataPipeline) -> Stream:
 
     source = pipeline.chosen.sources.train
     if source is None:
-        raise DataError(
-            "training.dataset.streaming: several tasks cannot be streamed together  "
-            "(set streaming: false)"
-        )
+        raise DataError("training.dataset.streaming: tasks cannot be streamed  (set it to false)")
     plan, reading = pipeline.plan, reader_for(pipeline, source)
     packing: Packing | None = None
 

@@ -211,19 +211,17 @@ def prepare(
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
     """Tokenise and pack the rows of a manifest; a second call finds them done."""
-    from expert.data import splits
     from expert.data.pipeline import open_pipeline
+    from expert.data.splits import NothingToPrepare
 
     read = as_read(manifest, overrides)
     if read.manifest.training.dataset.streaming:
-        raise splits.NothingToPrepare(
+        raise NothingToPrepare(
             "training.dataset.streaming is true: its rows are tokenised while training, there is "
             "nothing to prepare  (set streaming: false to prepare them once)"
         )
     opened = open_run(read, data="unread", model=model)
-    line = open_pipeline(opened.plan, read, opened.named, tell=tell)
-    with splits.disk_space_for(line):
-        prepared = splits.prepare_splits(line)
+    prepared = _prepared(open_pipeline(opened.plan, read, opened.named, tell=tell))
     assert prepared is not None
     about_manifest = (Remark.warning("manifest", text) for text in read.warnings)
     return replace(prepared, doubts=(*about_manifest, *prepared.doubts))
@@ -252,10 +250,8 @@ def refuse_missing_gpu(opened: Opened) -> None:
     """Raise if a GPU was requested and the plan is for the CPU."""
     asked = opened.read.manifest.training.config.device
     if asked == "cuda" and opened.plan.kernels.device == "cpu":
-        raise ExpertError(
-            "device is cuda, but no GPU was found  (use --device cpu or auto; expert machine "
-            "shows why)"
-        )
+        fix = "use --device cpu or auto; expert machine shows why"
+        raise ExpertError(f"device is cuda, but no GPU was found  ({fix})")
 
 
 # --- the rows ------------------------------------------------------------------------------------

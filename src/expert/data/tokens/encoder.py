@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -100,10 +99,6 @@ class TextEncoder:
         starts = range(len(full) - len(plain) + 1)
         at = next((at for at in starts if full[at : at + len(plain)] == plain), 0)
         return list(full[:at])
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
 
     @cached_property
     def eos_id(self) -> int | None:
@@ -308,10 +303,6 @@ class CharacterEncoder:
     def fingerprint(self) -> str:
         return hashlib.sha256(self.characters.encode("utf-8")).hexdigest()
 
-    @property
-    def vocabulary(self) -> int:
-        return len(self.characters)
-
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
         texts = ["".join(segment.text for segment in segments) for segments in documents]
         codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
@@ -327,9 +318,6 @@ class CharacterEncoder:
         return "".join(self.characters[token] for token in ids)
 
     special_ids: ClassVar[dict[int, str]] = {}
-
-    def to_json(self) -> str:
-        return json.dumps({"type": "characters", "characters": self.characters})
 
 
 Encoder = TextEncoder | CharacterEncoder

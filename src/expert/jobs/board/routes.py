@@ -126,12 +126,9 @@ def _job_of(request: Request) -> StartedCommand:
 # --- views ---------------------------------------------------------------------------------------
 
 
-async def _view(request: Request, kind: str, name: str = "") -> View:
-    """The view of this kind, of what the path or `name` names."""
-    board, name = (
-        _board(request, writable=kind == "chat"),
-        name or request.path_params.get("id", ""),
-    )
+async def _view(request: Request, kind: str) -> View:
+    """The view of this kind, of what the path names."""
+    board, name = _board(request, writable=kind == "chat"), request.path_params.get("id", "")
     make: Callable[[], View]
     match kind:
         case "runs":

@@ -174,10 +174,8 @@ def write_adapter(
     unsupported += [name for name in odd if settings.get(name)]
     if unsupported:
         shown = ", ".join(sorted(unsupported)[:3])
-        raise ExpertError(
-            f"--gguf-adapter: llama.cpp cannot load {shown}  (write the merged model with "
-            "--gguf q8_0)"
-        )
+        fix = "write the merged model with --gguf q8_0"
+        raise ExpertError(f"--gguf-adapter: llama.cpp cannot load {shown}  ({fix})")
     tensors = {key: value for pair in pairs.values() for key, value in sorted(pair.items())}
     writer = new_writer(path, family, about, None)
     writer.add_string("adapter.type", "lora")

@@ -72,9 +72,7 @@ def check_export(folder: Path, *, allow_failed: bool) -> dict[str, Any]:
     gate = origin.get("gate")
     refused = str(gate.get("refused") or "") if isinstance(gate, dict) else "it has no verdict"
     if refused and not allow_failed:
-        raise ExpertError(
-            f"{folder}: {refused}  (train longer, or push it anyway with --allow-failed)"
-        )
+        raise ExpertError(f"{folder}: {refused}  (train longer, or push with --allow-failed)")
     return dict(origin)
 
 

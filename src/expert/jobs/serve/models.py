@@ -140,9 +140,8 @@ def _bases(sources: Sequence[ServedSource]) -> list[ServedSource]:
     found = []
     for number, source in enumerate({_base_of(one.plan): one for one in sources}.values(), 1):
         if source.state == EXPORT and source.plan.adapter.type == "none":
-            raise ExpertError(
-                f"--with-base: {source.path} is merged and has no base  (leave --with-base out)"
-            )
+            what = f"{source.path} is merged and has no base"
+            raise ExpertError(f"--with-base: {what}  (leave --with-base out)")
         name = BASE if number == 1 else f"{BASE}-{number}"
         load = partial(load_base, source.plan)
         found.append(replace(source, name=name, state=BASE, load=load, notes=()))

@@ -257,9 +257,8 @@ def _turns(messages: list[dict[str, Any]]) -> tuple[Turn, ...]:
     for number, message in enumerate(messages, 1):
         unknown = [name for name in unused_fields([message]) if message[name]]
         if unknown:
-            raise RowError(
-                f"messages[{number}]: unknown field {visible(unknown[0], keep='')[:100]!r}"
-            )
+            field = visible(unknown[0], keep="")[:100]
+            raise RowError(f"messages[{number}]: unknown field {field!r}")
     turns = turns_in(messages, "messages")
     if turns[-1].role not in ("user", "tool"):
         raise RowError("the last message must have the role user or tool")

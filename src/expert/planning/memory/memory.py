@@ -178,11 +178,12 @@ def captured_gradient_bytes(work: Workload) -> int:
 
 def evaluation_bytes(work: Workload) -> int:
     """One block's tensors, the hidden states and a chunk of logits, also in float32."""
-    s, tokens = work.shape, work.evaluated_tokens
+    s, rows = work.shape, work.evaluated_rows or work.rows
+    tokens = rows * (work.evaluated_row_tokens or work.row_tokens)
     width = PRECISION_BYTES[work.precision]
     block = saved_per_token(work) + 2 * width * s.hidden
-    rows = min(tokens, evaluated_chunk_rows(s.vocab, work.loss_rows))
-    return tokens * block + rows * s.vocab * (width if width == 4 else width + 4)
+    chunk = min(tokens, evaluated_chunk_rows(s.vocab, work.loss_rows))
+    return tokens * block + chunk * s.vocab * (width if width == 4 else width + 4)
 
 
 def saved_per_token(work: Workload) -> int:

@@ -65,11 +65,6 @@ class Workload:
     def tokens(self) -> int:
         return self.rows * self.row_tokens
 
-    @property
-    def evaluated_tokens(self) -> int:
-        """Tokens of an evaluation batch."""
-        return (self.evaluated_rows or self.rows) * (self.evaluated_row_tokens or self.row_tokens)
-
     @cached_property
     def target_sizes(self) -> Mapping[str, tuple[int, int]]:
         """(in, out) of the adapted layers of a block."""

@@ -45,15 +45,12 @@ def choose(folder: RunFolder, asked: str) -> Choice:
     if asked == BEST:
         return _best(folder)
     if number is None:
-        raise ExpertError(
-            f"--checkpoint {asked}: is neither final nor best nor a step number  ({_offer(folder)})"
-        )
+        what = "is neither final nor best nor a step number"
+        raise ExpertError(f"--checkpoint {asked}: {what}  ({_offer(folder)})")
     step = int(number[1])
     path = folder.checkpoints / checkpoint_name(step)
     if not (path / DONE).is_file():
-        raise ExpertError(
-            f"{folder.path}: there is no checkpoint of step {step}  ({_offer(folder)})"
-        )
+        raise ExpertError(f"{folder.path}: no checkpoint of step {step}  ({_offer(folder)})")
     return Choice(name=path.name, path=path, step=step)
 
 
@@ -84,17 +81,15 @@ def _best(folder: RunFolder) -> Choice:
         elif kind == "finished":
             last = step
     if not best:
-        raise ExpertError(
-            f"{folder.path}: no evaluation recorded a best checkpoint  ({_offer(folder)})"
-        )
+        what = "no evaluation recorded a best checkpoint"
+        raise ExpertError(f"{folder.path}: {what}  ({_offer(folder)})")
     path = folder.checkpoints / checkpoint_name(best[-1])
     if (path / DONE).is_file():
         return Choice(name=f"best ({path.name})", path=path, step=best[-1])
     if best[-1] in (taken, last) and (folder.final / DONE).is_file():
         return _whole_final(folder, f"best ({FINAL})")
-    raise ExpertError(
-        f"{folder.path}: the best checkpoint, {path.name}, is not kept  ({_offer(folder)})"
-    )
+    what = f"the best checkpoint, {path.name}, is not kept"
+    raise ExpertError(f"{folder.path}: {what}  ({_offer(folder)})")
 
 
 def states(folder: RunFolder) -> list[str]:

@@ -211,10 +211,8 @@ def loading(path: Path) -> Iterator[None]:
 def load_base(plan: RunPlan, *, device: torch.device, fused: bool = True) -> Trained:
     """The base of a run without its trained weights, used the same way."""
     if plan.model.name == CHAR_GPT:
-        raise ExpertError(
-            "--baseline base: the character model is trained from scratch, it has no base  "
-            "(name a run)"
-        )
+        what = "the character model is trained from scratch, it has no base"
+        raise ExpertError(f"--baseline base: {what}  (name a run)")
     bare = plan.adapter.model_copy(update={"type": "none", "soft_prompts": []})
     nothing = Choice(name=BASE, path=Path(), step=None)
     loaded = _loaded(plan.model_copy(update={"adapter": bare}), nothing, device)

@@ -176,9 +176,8 @@ def stored_tensors(model: Any, family: Family) -> list[StoredTensor]:
             continue
         name = file_name(source, family, config)
         if name is None:
-            raise ExpertError(
-                f"--gguf: llama.cpp has no name for the tensor {source}  (export it with --merged)"
-            )
+            what = f"llama.cpp has no name for the tensor {source}"
+            raise ExpertError(f"--gguf: {what}  (export it with --merged)")
         to_file, to_model = tensor_converters(name, family, config)
         stored.append(StoredTensor(name, source, tuple(tensor.shape), to_file, to_model))
     return stored
