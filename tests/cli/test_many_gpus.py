@@ -62,7 +62,8 @@ def test_unused_gpus_are_mentioned(run):
     ):
         plan = SimpleNamespace(kernels=SimpleNamespace(device=device))
         machine = SimpleNamespace(gpus=[None] * cards)
-        hint_unused_gpus(make_console(), gpus, SimpleNamespace(machine=machine, plan=plan))
+        opened: Any = SimpleNamespace(machine=machine, plan=plan)
+        hint_unused_gpus(make_console(), gpus, opened)
         assert ("add --gpus all" in run.capsys.readouterr().out) is said
 
 

@@ -92,7 +92,11 @@ def train(
 
 
 def join(
-    read: ReadManifest, group: Group, *, begin: Callable[[Path], None], **allowed: Any
+    read: ReadManifest,
+    group: Group,
+    *,
+    begin: Callable[[Path], None] = lambda run: None,
+    **allowed: Any,
 ) -> RunResult | None:
     """Take part in a run that the first rank of the group has opened; None if it found nothing to
     do. `begin` is called with the run's folder once it exists; `allowed`: as for `train`."""
@@ -118,8 +122,8 @@ def _run(
     checkpoint: Path | None,
     group: Group,
     *,
-    allow_changed: bool,
-    allow_remote_code: bool,
+    allow_changed: bool = False,
+    allow_remote_code: bool = False,
     sinks: Sequence[Sink] = (),
     callbacks: Callbacks | None = None,
 ) -> RunResult:
