@@ -42,15 +42,10 @@ def check(
     if as_json:
         found = []
         for result in results:
-            notices = (*(result.read.notices if result.read else ()), *result.doubts)
-            problems = result.error.problems if result.error else ()
-            found.append(
-                {
-                    "source": result.source,
-                    "problems": [asdict(problem) for problem in problems],
-                    "notices": [asdict(notice) for notice in notices],
-                }
-            )
+            own = result.read.notices if result.read else ()
+            notices = [asdict(notice) for notice in (*own, *result.doubts)]
+            problems = [asdict(each) for each in (result.error.problems if result.error else ())]
+            found.append({"source": result.source, "problems": problems, "notices": notices})
         write_json(found)
     else:
         console = make_console()
@@ -58,9 +53,9 @@ def check(
             if result.error is not None:
                 show_problems(str(result.error))
             elif result.read is not None:
-                valid = f"✓ {result.source}: {result.read.manifest.name} is valid"
-                show(console, valid, "bold green")
-                show_every_notice((*result.read.notices, *result.doubts), console)
+                read = result.read
+                show(console, f"✓ {read.source}: {read.manifest.name} is valid", "bold green")
+                show_every_notice((*read.notices, *result.doubts), console)
     if any(result.error is not None for result in results):
         raise typer.Exit(EXIT_USAGE)
 
