@@ -267,9 +267,7 @@ def with_mismatched(rows: Sequence[Sequence[Segment]]) -> Sequence[Sequence[Segm
         if row.mismatched:
             other = rows[(number + 1) % len(rows)]
             assert isinstance(other, Branched)
-            its, theirs = (
-                next(each for each in which.conversations if each) for which in (row, other)
-            )
+            its, theirs = (next(filter(None, which.conversations)) for which in (row, other))
             prompt = list(takewhile(lambda segment: not segment.learn, its))
             answer = [segment for segment in theirs if segment.learn]
             mismatched = [*prompt, *answer] if len(rows) > 1 else []
@@ -372,10 +370,9 @@ def load_tokenizer(folder: Path) -> Any:
         slow = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return slow.backend_tokenizer
     except (OSError, ValueError, ImportError, AttributeError) as error:
-        raise DataError(
-            f"{folder}: no tokenizer.json, and its tokenizer cannot be converted: "
-            f"{_reason(error)}  (take a model folder that has tokenizer.json)"
-        ) from None
+        what = f"no tokenizer.json, and its tokenizer cannot be converted: {_reason(error)}"
+        fix = "take a model folder that has tokenizer.json"
+        raise DataError(f"{folder}: {what}  ({fix})") from None
 
 
 def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:

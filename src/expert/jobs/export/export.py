@@ -199,7 +199,8 @@ def check_target_folder(to: Path) -> None:
         raise ExpertError(f"{to}: exists already  (name a new folder: nothing is overwritten)")
     # The finished export is renamed to `to`, replacing an empty folder.
     if to.resolve() == Path.cwd():
-        raise ExpertError(f"{to}: is the folder you are in  (name a new folder in it)")
+        what = "is the folder you are in, which cannot be replaced"
+        raise ExpertError(f"{to}: {what}  (name a new folder in it)")
     above = next(place for place in to.absolute().parents if place.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=above):

@@ -140,10 +140,8 @@ def new_expert(
 
     folder = (into or Path()) / name
     if not _NAME.fullmatch(name):
-        raise ExpertError(
-            f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
-            "where the folder goes)"
-        )
+        fix = "letters, digits, dots and dashes; --output sets where the folder goes"
+        raise ExpertError(f"{name!r}: is not a valid name  ({fix})")
     _refuse_full(folder)
     chosen = NAMES.get(template or "", template)
     if chosen is not None and chosen not in STARTERS:
@@ -349,10 +347,8 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
     turns = [turn for one in examples for turn in one.turns]
     notes = list(_notes_on_files(data)) if data.is_dir() else []
     if asked.get("preference_rows") == PAIRS:
-        notes.append(
-            "method dpo: rows have a preferred and a rejected answer  (--preferred trains on the "
-            "preferred ones alone)"
-        )
+        what = "method dpo: rows have a preferred and a rejected answer"
+        notes.append(f"{what}  (--preferred trains on the preferred ones alone)")
     found = {
         "columns": columns.used(),
         "unused": columns.unused(seen),

@@ -158,10 +158,9 @@ def settle_sequences(draft: PlanDraft) -> None:
         draft.warn(path, f"longer than the {context} positions the model was trained on")
     tokens = draft.soft_tokens
     if tokens >= length:  # the manifest may have left the length open
-        raise ExpertError(
-            f"soft_prompts: {tokens} tokens leave no room for text in sequences of {length}  (use "
-            "fewer tokens, or a larger training.config.max_seq_length)"
-        )
+        what = f"{tokens} tokens leave no room for text in sequences of {length}"
+        fix = "use fewer tokens, or a larger training.config.max_seq_length"
+        raise ExpertError(f"soft_prompts: {what}  ({fix})")
     asked = draft.config.packing
     if asked == "auto" or draft.config.method in PREFERENCES:
         because = "several rows to a sequence, documents kept apart, rows per step unchanged"

@@ -38,10 +38,9 @@ def choose(folder: RunFolder, asked: str) -> Choice:
     if asked == FINAL and (folder.final / DONE).is_file():
         return _whole_final(folder, FINAL)
     if asked == FINAL:
-        raise ExpertError(
-            f"{folder.final}: there is no finished expert: {damage(folder.final)}  (let the run "
-            f"finish with --resume; {_offer(folder)})"
-        )
+        what = f"there is no finished expert: {damage(folder.final)}"
+        fix = f"let the run finish with --resume; {_offer(folder)}"
+        raise ExpertError(f"{folder.final}: {what}  ({fix})")
     if asked == BEST:
         return _best(folder)
     if number is None:
@@ -59,10 +58,8 @@ def _whole_final(folder: RunFolder, name: str) -> Choice:
     its answers."""
     fault = damage(folder.final, contents=False) or cached_damage(folder.final)
     if fault:
-        raise Damaged(
-            f"{folder.final}: it was changed after the run: {fault}  (take a checkpoint or train "
-            f"again; {_offer(folder, but=FINAL)})"
-        )
+        fix = f"take a checkpoint or train again; {_offer(folder, but=FINAL)}"
+        raise Damaged(f"{folder.final}: it was changed after the run: {fault}  ({fix})")
     return Choice(name=name, path=folder.final, step=None)
 
 
