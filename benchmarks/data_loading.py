@@ -152,7 +152,7 @@ def measure_thread(manifest: Path) -> dict[str, Any]:
     tokens, started = 0, time.perf_counter()
     with feed:
         for fed in feed:
-            tokens += fed.counts.real_tokens
+            tokens += sum(batch.counts.real_tokens for batch in fed.batches)
             if time.perf_counter() - started > TIMED_SECONDS:
                 break
     return {"tokens_per_second": tokens / (time.perf_counter() - started)}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,7 +60,10 @@ def test_unused_gpus_are_mentioned(run):
         *((2, None, "cuda", True), (2, "all", "cuda", False)),
         *((2, None, "cpu", False), (1, None, "cuda", False)),
     ):
-        hint_unused_gpus(make_console(), gpus, cards, device)
+        plan = SimpleNamespace(kernels=SimpleNamespace(device=device))
+        machine = SimpleNamespace(gpus=[None] * cards)
+        opened: Any = SimpleNamespace(machine=machine, plan=plan)
+        hint_unused_gpus(make_console(), gpus, opened)
         assert ("add --gpus all" in run.capsys.readouterr().out) is said
 
 

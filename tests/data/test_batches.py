@@ -126,7 +126,7 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
     out = BatchArrays.allocate(BatchShape.for_index(index, rows))
     for name in ARRAYS:  # full of what an earlier batch left
         getattr(out, name).fill(1)
-    total = BatchCounts()
+    real_tokens = examples = 0
     for begin in range(0, index.bins, rows):
         bins = np.arange(begin, min(begin + rows, index.bins))
         counts = fill_batch(out, index, bins, store)
@@ -139,7 +139,7 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
         for row in range(len(bins), rows):
             in_rows.pad_to((row + 1) * length)
         assert_equal(out, counts, in_rows)
-        total += counts
+        real_tokens, examples = real_tokens + counts.real_tokens, examples + counts.examples
         used = int(index.lengths_of(bins).sum())
         laid = out.shaped(1, min(used + cut % 4 * length, rows * length))
         counts = fill_batch(laid, index, bins, store, flat=True)
@@ -147,7 +147,7 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
             flat.pad_to(end)  # no document of padding is longer than a sequence
         assert_equal(laid, counts, flat)
     kept = sum(len(tokens) for tokens, _ in some) - index.overlong.tokens_lost
-    assert (total.real_tokens, total.examples) == (kept, index.examples)
+    assert (real_tokens, examples) == (kept, index.examples)
 
 
 @settings_of_a_batch

@@ -110,7 +110,6 @@ def test_characters_are_tokens_in_the_order_of_their_code_points():
     assert encoder.decode(made.ids[:4].tolist()) == "hell"
     assert made.lengths.tolist() == [4, 1]
     assert made.spans.tolist() == [0, 4, 0, 1]
-    assert encoder.vocabulary == 9
     with pytest.raises(DataError, match="the character 'z' is not in the model's training text"):
         encoder.encode([[Segment("hz", True)]])
 

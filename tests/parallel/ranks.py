@@ -105,6 +105,7 @@ def _rank(world: World, port: int, end: Connection, does: Callable[..., Any], gi
 def trained(world: World, manifest: Path, options: dict[str, Any]) -> Any:
     """A run of a manifest by all ranks; its folder."""
     from expert.jobs.train import join, train
+    from expert.manifest.reader import read_manifest
     from expert.parallel.group import open_group
     from expert.run.open import open_run
 
@@ -116,5 +117,5 @@ def trained(world: World, manifest: Path, options: dict[str, Any]) -> Any:
             )
             return train(opened, group=group, **options).folder
         options.pop("resume", None)
-        result = join(manifest, group, **options)
+        result = join(read_manifest(manifest), group, **options)
         return result.folder if result is not None else None

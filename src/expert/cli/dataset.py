@@ -242,10 +242,8 @@ def _row_lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
     page, seen, piece = _Page(marks), True, 0
     for one in row.segments:
         if seen and not one.seen and not row.left_out:
-            page.note(
-                f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
-                f"{row.lost_answer_tokens:,} of them would be trained on"
-            )
+            lost = f"{counted(row.lost_tokens, 'token')} lost, {row.lost_answer_tokens:,} of them"
+            page.note(f"{row.lost_because}: {lost} would be trained on")
         elif one.piece != piece and one.seen:
             page.note(f"sequence {one.piece + 1:,} of {row.pieces:,} starts here")
         page.margin(SEEN_MARGIN if one.seen or row.left_out else LOST_MARGIN)

@@ -126,11 +126,8 @@ def _report_internal_error(error: BaseException) -> int:
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         head = f"expert {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n"
         stream.write(redacted(head + traceback.format_exc()))
-    _show_failure(
-        f"Internal error in expert: {type(error).__name__}: {error}\n"
-        f"Details are in {name}; please report them.",
-        EXIT_INTERNAL,
-    )
+    what = f"Internal error in expert: {type(error).__name__}: {error}"
+    _show_failure(f"{what}\nDetails are in {name}; please report them.", EXIT_INTERNAL)
     return EXIT_INTERNAL
 
 

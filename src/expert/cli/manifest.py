@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,9 +20,6 @@ from expert.cli.show.display import (
 )
 from expert.cli.show.options import Overrides, Strict, json_option, output_option
 from expert.core.errors import EXIT_USAGE
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     help="Check, explain and upgrade manifests.",
@@ -45,15 +42,10 @@ def check(
     if as_json:
         found = []
         for result in results:
-            notices = (*(result.read.notices if result.read else ()), *result.doubts)
-            problems = result.error.problems if result.error else ()
-            found.append(
-                {
-                    "source": result.source,
-                    "problems": [asdict(problem) for problem in problems],
-                    "notices": [asdict(notice) for notice in notices],
-                }
-            )
+            own = result.read.notices if result.read else ()
+            notices = [asdict(notice) for notice in (*own, *result.doubts)]
+            problems = [asdict(each) for each in (result.error.problems if result.error else ())]
+            found.append({"source": result.source, "problems": problems, "notices": notices})
         write_json(found)
     else:
         console = make_console()
@@ -62,8 +54,7 @@ def check(
                 show_problems(str(result.error))
             elif result.read is not None:
                 read = result.read
-                valid = f"✓ {read.source}: {read.manifest.name} is valid"
-                show(console, valid, "bold green")
+                show(console, f"✓ {read.source}: {read.manifest.name} is valid", "bold green")
                 show_every_notice((*read.notices, *result.doubts), console)
     if any(result.error is not None for result in results):
         raise typer.Exit(EXIT_USAGE)

@@ -108,9 +108,7 @@ def ranks_and_machines(gpus: str | None, nodes: int | None, *, cards_here: int) 
     """Number of ranks on all machines, and of machines."""
     count, machines = 1, 1 if nodes is None else nodes
     if gpus == "all" and not cards_here:
-        raise ExpertError(
-            "--gpus all: there is no GPU here  (give a number, and a card with --gpu)"
-        )
+        raise ExpertError("--gpus all: no GPU here  (give a number, and a card with --gpu)")
     if gpus == "all":
         count = cards_here
     elif gpus is not None:

@@ -94,10 +94,8 @@ def _prompts(given: list[str] | None, *, interactive: bool) -> list[str]:
     """The prompts; empty if they will be typed."""
 
     if not given and not interactive:
-        raise ExpertError(
-            "--prompt: nothing to answer  (add --prompt TEXT, or --prompt - to read standard "
-            "input; in a terminal, leave it out to start an interactive session)"
-        )
+        fix = "add --prompt TEXT, or --prompt - for standard input; in a terminal, leave it out"
+        raise ExpertError(f"--prompt: nothing to answer  ({fix})")
     return [sys.stdin.read().rstrip("\r\n") if text == "-" else text for text in given or ()]
 
 

@@ -181,15 +181,14 @@ def train(
         stage("loading PyTorch")
     with stage, joined(world, read, (*flags, *(overrides or ()))) as group:
         stage()
+        allowed["begin"] = lambda run: redirect_output(run, group.world)
         if world.is_first:
             show_notices(read, console, shown_by=_full_plan(read))
             result, plan = _run(read, console, asked, gpus, group=group, **allowed)
             _show_result(result, plan, console, as_json=as_json)
         else:
             # This rank takes part in the run of the first, and writes only into its log.
-            result = join(
-                read, group, begin=lambda run: redirect_output(run, group.world), **allowed
-            )
+            result = join(read, group, **allowed)
         group.run_on_rank_0(lambda: None)  # it may still write, and the launcher ends all with one
         group.barrier()
     if result is not None and result.exit_code != EXIT_OK:
@@ -206,7 +205,7 @@ def _dry_run(
     refuse_missing_gpu(opened)
     _show_resumed(opened, asked["resume"])
     plan = opened.plan
-    options.hint_unused_gpus(console, gpus, len(opened.machine.gpus), plan.kernels.device)
+    options.hint_unused_gpus(console, gpus, opened)
     resume = str(opened.resumed.folder.path) if opened.resumed else None
     if as_json:
         write_json({"plan": plan.model_dump(mode="json"), "resume": resume})
@@ -237,7 +236,6 @@ def _run(
 ) -> tuple[RunResult, RunPlan]:
     from expert.jobs.launch.ranks import given_command
     from expert.jobs.train import train as train_job
-    from expert.parallel.launch import redirect_output
     from expert.run.open import open_run
     from expert.run.stored.resume_command import command_to_resume
 
@@ -252,13 +250,10 @@ def _run(
         try:
             opened = open_run(read, tell=tell, **asked)
             _show_resumed(opened, resume)
-            options.hint_unused_gpus(
-                console, gpus, len(opened.machine.gpus), opened.plan.kernels.device
-            )
+            options.hint_unused_gpus(console, gpus, opened)
             result = train_job(
                 opened,
                 **allowed,
-                begin=lambda run: redirect_output(run, allowed["group"].world),
                 sinks=(show_event,),
                 acknowledge=show_stopping,
                 progress=view.progress,

@@ -46,9 +46,8 @@ def verify(
 def _lines(found: Verified) -> list[Line]:
     """What is intact, what has no hash, then what is damaged, file by file."""
     lines: list[Line] = [(f"✓ {each.path}", "") for each in found.of("whole")]
-    lines += [
-        (f"· {each.path}: has no hash to compare it with", "dim") for each in found.of("no hash")
-    ]
+    for each in found.of("no hash"):
+        lines.append((f"· {each.path}: has no hash to compare it with", "dim"))
     damaged = found.of("damaged")
     for each in damaged:
         lines += [(f"✗ {each.path}: {fault}", "bold red") for fault in each.faults]

@@ -118,11 +118,9 @@ def checked_sources(
         unfit = checks[source].mismatches(spec.max_bad_rows)
         mismatches += [f"{source.name}: {text}" for text in unfit]
     if mismatches:
-        raise TokenMismatch(
-            f"{named.key}: these tokens cannot be used with this model: {'; '.join(mismatches)}  "
-            "(tokenise with the model's own tokenizer, or name the rows they were made from: "
-            f"training.dataset.path without {named.key})"
-        )
+        what = f"these tokens cannot be used with this model: {'; '.join(mismatches)}"
+        fix = f"use its own tokenizer, or name rows: training.dataset.path without {named.key}"
+        raise TokenMismatch(f"{named.key}: {what}  ({fix})")
     doubts = [text for each in checks.values() for text in each.doubts()]
     remarks = [Remark.warning(named.key, text) for text in doubts]
     if spec.validation is not None:

@@ -172,11 +172,10 @@ def open_pipeline(
         tokenizer = tokenizer_folder(plan, read.folder)
         encoder, template = text_tools(tokenizer, plan.model.prompt_template)
 
-    known = encoder if has_tokenizer else None
     return DataPipeline(
         plan=plan,
         spec=spec,
-        chosen=checked_sources(named, known, spec, cache, keep=writes),
+        chosen=checked_sources(named, encoder, spec, cache, keep=writes),
         encoder=encoder,
         template=template,
         cache=cache,

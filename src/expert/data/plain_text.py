@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -41,7 +41,10 @@ class FirstRow:
     def _first_parsed(self) -> tuple[Columns, Example | BadRow | Dropped] | None:
         try:
             spec = DatasetSpec.model_validate(self._plan.data.dataset)
-            return _first_parsed(local_rows(self._plan, spec), spec)
+            folder = folder_of_paths(self._plan, spec)
+            sources = resolve_sources(spec, folder).trains if folder is not None else ()
+            every = (row for source in sources if source.kind != "hub" for row in iterate(source))
+            return _first_parsed((row for row in every if isinstance(row, Row)), spec)
         except (ValidationError, DataError, OSError):  # another version, moved or changed since
             return None
 
@@ -132,11 +135,3 @@ def folder_of_paths(plan: RunPlan, spec: DatasetSpec, *others: Path) -> Path | N
         if all(name in CORPORA or local_path(name, place).exists() for name in named):
             return place
     return None
-
-
-def local_rows(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
-    """Good rows of the training files, if they are on this machine."""
-    folder = folder_of_paths(plan, spec)
-    for source in resolve_sources(spec, folder).trains if folder is not None else ():
-        if source.kind != "hub":
-            yield from (row for row in iterate(source) if isinstance(row, Row))

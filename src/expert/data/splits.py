@@ -170,14 +170,12 @@ def pack_split(
     drawn_from: PreparedSplit | None = None,
 ) -> PreparedSplit | None:
     """Documents as a split, by a stored index or a new one; None if missing and read-only."""
-    plan = pipeline.plan
+    plan, is_text = pipeline.plan, pipeline.is_text
     # Keep only the lengths while packing, which takes the most memory per row of all preparation.
     store = DocumentStore(*(prepared.folder for prepared in tokens))
-    rows = rows_to_pack(plan, store, documents, is_text=pipeline.is_text)
+    rows = rows_to_pack(plan, store, documents, is_text=is_text)
     del store
-    packing = packing_for(
-        plan, name, rows, is_text=pipeline.is_text, streaming=pipeline.spec.streaming
-    )
+    packing = packing_for(plan, name, rows, is_text=is_text, streaming=pipeline.spec.streaming)
     file = pipeline.cache / index_name(
         plan,
         name,
@@ -194,15 +192,14 @@ def pack_split(
     with nullcontext() if alone else waiting_lock(file, f"packing {name}", pipeline.waits):
         state = state if alone else file_integrity(file)
         if state != "sound":
-            index = packed(plan, name, rows, plan.optim.seed, packing, is_text=pipeline.is_text)
+            index = packed(plan, name, rows, plan.optim.seed, packing, is_text=is_text)
             del rows
             index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
             if pipeline.writes:
                 if state == "damaged":
-                    what = (
-                        "changed after it was written: packed again, and the damaged one set aside"
-                    )
-                    pipeline.damaged.append(f"{file}: {what} as {put_copy_aside(file).name}")
+                    aside = f"the damaged one set aside as {put_copy_aside(file).name}"
+                    what = "changed after it was written: packed again"
+                    pipeline.damaged.append(f"{file}: {what}, and {aside}")
                 index.save(file)
     index = index or PackIndex.open(file)
     split = PreparedSplit(name, tokens, index, file, hit, len(documents))
@@ -226,21 +223,16 @@ def stream_of(pipeline: DataPipeline) -> Stream:
 
     source = pipeline.chosen.sources.train
     if source is None:
-        raise DataError(
-            "training.dataset.streaming: several tasks cannot be streamed together  "
-            "(set streaming: false)"
-        )
-    plan, reading = pipeline.plan, reader_for(pipeline, source)
+        raise DataError("training.dataset.streaming: tasks cannot be streamed  (set it to false)")
+    plan, reading, is_text = pipeline.plan, reader_for(pipeline, source), pipeline.is_text
     packing: Packing | None = None
 
     def pack(store: FlatDocuments, seed: int) -> PackIndex:
         """Windows are packed like the first one, which decides the bins per step."""
         nonlocal packing
-        rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=pipeline.is_text)
-        packing = packing or packing_for(
-            plan, "train", rows, is_text=pipeline.is_text, streaming=True
-        )
-        return packed(plan, "train", rows, seed, packing, is_text=pipeline.is_text)
+        rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=is_text)
+        packing = packing or packing_for(plan, "train", rows, is_text=is_text, streaming=True)
+        return packed(plan, "train", rows, seed, packing, is_text=is_text)
 
     return Stream(
         reading.rows,

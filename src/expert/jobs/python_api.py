@@ -91,9 +91,8 @@ def train(
         overrides = (*given, *overrides)
     elif isinstance(what, ReadManifest):
         if settings:
-            raise ExpertError(
-                f"{', '.join(settings)}: the manifest is already read  (give its file)"
-            )
+            names = ", ".join(settings)
+            raise ExpertError(f"{names}: the manifest is already read  (give its file)")
     else:
         what, model, overrides = _manifest_of(what, model, name, settings, overrides), None, ()
     result = train_job(

@@ -59,9 +59,8 @@ def report(
     except OSError as error:
         if disk_full_message(error):
             raise
-        raise ExpertError(
-            f"{where}: cannot write a report: {error.strerror}  (give another place with --to)"
-        ) from error
+        what = f"cannot write a report: {error.strerror}"
+        raise ExpertError(f"{where}: {what}  (give another place with --to)") from error
     return WrittenReport(
         run=found.record.folder,
         html=file,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.events import Sink
@@ -92,21 +92,17 @@ def train(
 
 
 def join(
-    manifest: str | Path | ReadManifest,
+    read: ReadManifest,
     group: Group,
     *,
-    overrides: tuple[str, ...] = (),
-    allow_changed: bool = False,
-    allow_remote_code: bool = False,
     begin: Callable[[Path], None] = lambda run: None,
+    **allowed: Any,
 ) -> RunResult | None:
     """Take part in a run that the first rank of the group has opened; None if it found nothing to
-    do. `begin` is called with the run's folder once it exists."""
+    do. `begin` is called with the run's folder once it exists; `allowed`: as for `train`."""
     from expert.core.rundir import RunFolder
     from expert.planning.machine.machine import describe_machine
-    from expert.run.open import as_read, open_planned
-
-    read = as_read(manifest, overrides)
+    from expert.run.open import open_planned
 
     def not_first() -> tuple[RunPlan, Path, Path | None] | None:
         raise AssertionError("the first rank announces a run, the others join it")
@@ -117,14 +113,7 @@ def join(
     plan, run, checkpoint = announced
     begin(run)
     opened = open_planned(plan, read, describe_machine(read.folder))
-    return _run(
-        opened,
-        RunFolder(run),
-        checkpoint,
-        group,
-        allow_changed=allow_changed,
-        allow_remote_code=allow_remote_code,
-    )
+    return _run(opened, RunFolder(run), checkpoint, group, **allowed)
 
 
 def _run(
@@ -133,8 +122,8 @@ def _run(
     checkpoint: Path | None,
     group: Group,
     *,
-    allow_changed: bool,
-    allow_remote_code: bool,
+    allow_changed: bool = False,
+    allow_remote_code: bool = False,
     sinks: Sequence[Sink] = (),
     callbacks: Callbacks | None = None,
 ) -> RunResult:
@@ -149,15 +138,10 @@ def _run(
         for split in opened.data.splits()
     }
     refuse_differences(group.gather(keys))  # data folders may only look shared
-    running = open_session(
-        opened,
-        folder=folder,
-        sinks=sinks,
-        callbacks=callbacks,
-        allow_remote_code=allow_remote_code,
-        group=group,
-    )
-    with running as session:
+    more: dict[str, Any] = {"sinks": sinks, "callbacks": callbacks, "group": group}
+    with open_session(
+        opened, folder=folder, allow_remote_code=allow_remote_code, **more
+    ) as session:
         if checkpoint is not None:
             resume(session, checkpoint, allow_changed=allow_changed)
         result = run_session(session)

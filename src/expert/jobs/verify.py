@@ -52,10 +52,9 @@ def verify(folder: Path) -> Verified:
         raise ExpertError(f"{folder}: {what}  (name a run, a checkpoint, an export or a cache)")
     checked = tuple(_below(folder))
     if not checked:
-        raise ExpertError(
-            f"{folder}: nothing in it has a hash: no {DONE}, no file of a run or of a cache  (name "
-            "a run, a checkpoint, final/, an exported folder or a prepared cache)"
-        )
+        what = f"nothing in it has a hash: no {DONE}, no file of a run or of a cache"
+        fix = "name a run, a checkpoint, final/, an exported folder or a prepared cache"
+        raise ExpertError(f"{folder}: {what}  ({fix})")
     return Verified(folder=folder, checked=checked)
 
 

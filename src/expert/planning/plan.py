@@ -195,10 +195,8 @@ def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
         if name.lower() in (spec.name.lower(), basename(spec.name).lower()):
             return spec
     names = ", ".join(basename(spec.name) for spec in manifest.base_models)
-    raise ExpertError(
-        f"--model {name}: the manifest has {names}  (--model chooses among those; to use another, "
-        f"--set base_model={name})"
-    )
+    fix = f"--model chooses among those; to use another, --set base_model={name}"
+    raise ExpertError(f"--model {name}: the manifest has {names}  ({fix})")
 
 
 def _workload(

@@ -76,10 +76,9 @@ def device_of(plan: RunPlan) -> torch.device:
     if plan.kernels.device == "cuda":
         if not torch.cuda.is_available():
             build = torch.version.cuda or "no CUDA at all"
-            raise ExpertError(
-                f"{plan.target}: torch {torch.__version__} cannot use the card; it was built for "
-                f"CUDA {build}  (install a torch build that fits the driver, or use --device cpu)"
-            )
+            what = f"torch {torch.__version__} cannot use the card; it was built for CUDA {build}"
+            fix = "install a torch build that fits the driver, or use --device cpu"
+            raise ExpertError(f"{plan.target}: {what}  ({fix})")
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 

@@ -34,9 +34,7 @@ def base_from_gguf(file: Path, name: str | None = None) -> Path:
     try:
         from gguf import GGUFReader
     except ImportError:
-        raise ExpertError(
-            f"{file}: reading it needs the package gguf  ({pip_install('gguf')})"
-        ) from None
+        raise ExpertError(f"{file}: needs the package gguf  ({pip_install('gguf')})") from None
     try:
         fields = {key: field.contents() for key, field in GGUFReader(file).fields.items()}
         with publishing(folder) as place:
@@ -45,9 +43,8 @@ def base_from_gguf(file: Path, name: str | None = None) -> Path:
         raise
     except Exception as error:
         words = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ExpertError(
-            f"{file}: transformers cannot read it: {words}  (name the model it was made from)"
-        ) from error
+        what = f"transformers cannot read it: {words}"
+        raise ExpertError(f"{file}: {what}  (name the model it was made from)") from error
     return folder
 
 

@@ -23,7 +23,6 @@ from expert.run.stored.locate import run_to_resume, runs_folder
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
-    from expert.data.count import Counts
     from expert.data.feed.run_data import RunData
     from expert.data.named_sources import NamedSources
     from expert.data.pipeline import DataPipeline, Tell
@@ -57,7 +56,6 @@ class Opened:
     resumed: Resumed | None
     vram: str | None = None
     """The requested memory limit of the card, as written."""
-    counts: Counts | None = None
     line: DataPipeline | None = None
     """Only if opened to run."""
     run_data: RunData | None = None
@@ -211,19 +209,16 @@ def prepare(
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
     """Tokenise and pack the rows of a manifest; a second call finds them done."""
-    from expert.data import splits
     from expert.data.pipeline import open_pipeline
+    from expert.data.splits import NothingToPrepare
 
     read = as_read(manifest, overrides)
     if read.manifest.training.dataset.streaming:
-        raise splits.NothingToPrepare(
-            "training.dataset.streaming is true: its rows are tokenised while training, there is "
-            "nothing to prepare  (set streaming: false to prepare them once)"
-        )
+        what = "its rows are tokenised while training, there is nothing to prepare"
+        fix = "set streaming: false to prepare them once"
+        raise NothingToPrepare(f"training.dataset.streaming is true: {what}  ({fix})")
     opened = open_run(read, data="unread", model=model)
-    line = open_pipeline(opened.plan, read, opened.named, tell=tell)
-    with splits.disk_space_for(line):
-        prepared = splits.prepare_splits(line)
+    prepared = _prepared(open_pipeline(opened.plan, read, opened.named, tell=tell))
     assert prepared is not None
     about_manifest = (Remark.warning("manifest", text) for text in read.warnings)
     return replace(prepared, doubts=(*about_manifest, *prepared.doubts))
@@ -252,10 +247,8 @@ def refuse_missing_gpu(opened: Opened) -> None:
     """Raise if a GPU was requested and the plan is for the CPU."""
     asked = opened.read.manifest.training.config.device
     if asked == "cuda" and opened.plan.kernels.device == "cpu":
-        raise ExpertError(
-            "device is cuda, but no GPU was found  (use --device cpu or auto; expert machine "
-            "shows why)"
-        )
+        fix = "use --device cpu or auto; expert machine shows why"
+        raise ExpertError(f"device is cuda, but no GPU was found  ({fix})")
 
 
 # --- the rows ------------------------------------------------------------------------------------
@@ -283,7 +276,7 @@ def _counted(opened: Opened, model: str | None) -> Opened:
     about_rows = counts.remarks if counts is not None else ()
     remarks: tuple[Remark, ...] = (*plan.remarks, *absent, *about_rows)
     plan = plan.model_copy(update={"remarks": remarks})
-    return replace(opened, plan=plan, counts=counts)
+    return replace(opened, plan=plan)
 
 
 def _with_data(opened: Opened, tell: Tell) -> Opened:
@@ -292,12 +285,12 @@ def _with_data(opened: Opened, tell: Tell) -> Opened:
     from expert.data.feed.run_data import run_data
     from expert.data.pipeline import open_pipeline
 
-    read, counts = opened.read, None
+    read = opened.read
     line = open_pipeline(opened.plan, read, opened.named, tell=tell)
     prepared = _prepared(line)
     if prepared is not None:
-        counts = counts_of(line, prepared.train)
-        line = replace(line, plan=opened.plan_of(read, counts.survey))
+        survey = counts_of(line, prepared.train).survey
+        line = replace(line, plan=opened.plan_of(read, survey))
     data = run_data(line, prepared)
     if data.stream is not None:
         sequences = data.stream.bins_per_step
@@ -307,7 +300,7 @@ def _with_data(opened: Opened, tell: Tell) -> Opened:
     if endless:
         fix = "set training.config.max_steps"
         raise ManifestError(read.source, [Problem(path, NEEDS_END, fix) for path in endless])
-    return replace(opened, plan=line.plan, counts=counts, line=line, run_data=data)
+    return replace(opened, plan=line.plan, line=line, run_data=data)
 
 
 def _prepared(line: DataPipeline) -> PreparedData | None:

@@ -16,10 +16,7 @@ from expert.manifest.text.item import Item
 
 def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
     """The manifest of the character GPT for a text given without one."""
-    text = {
-        "name": f"char-{Path(dataset).stem}",
-        "base_model": {"name": CHAR_GPT},
-    }
+    text = {"name": f"char-{Path(dataset).stem}", "base_model": {"name": CHAR_GPT}}
     document = parse_document(json.dumps(text), "json", source=f"--dataset {dataset}")
     return interpret_document(document, overrides=overrides)
 

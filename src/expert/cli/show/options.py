@@ -21,6 +21,7 @@ from expert.core.errors import ExpertError, ManifestError
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
+    from expert.run.open import Opened
     from expert.run.stored.locate import Prefer
 
 RUN_HELP = "A run folder, or a folder of runs or of an expert: its newest run."
@@ -50,10 +51,11 @@ def output_option(what: str) -> Any:
     return typer.Option("--output", "-o", help=what)
 
 
-def hint_unused_gpus(console: Console, gpus: str | None, cards: int, device: str) -> None:
+def hint_unused_gpus(console: Console, gpus: str | None, opened: Opened) -> None:
     """One line if there are more cards than are used, and nobody has chosen how many."""
     from expert.parallel.launch import world_from_environment
 
+    cards, device = len(opened.machine.gpus), opened.plan.kernels.device
     if gpus is None and cards > 1 and device == "cuda" and world_from_environment().size == 1:
         text = f"{cards} GPUs are visible and one is used: add --gpus all to use them"
         show(console, text, "dim")

@@ -90,9 +90,8 @@ class RunProgress:
         kind = event.get("event")
         if self._live and kind in SPINNER_ENDS_AT:
             self._waiting()
-        if self._live and (
-            kind == "failed" or (kind == "data" and event.get("because") in ORDINARY)
-        ):
+        is_ordinary = kind == "data" and event.get("because") in ORDINARY
+        if self._live and (kind == "failed" or is_ordinary):
             return
         self._evaluation = None
         if kind == "started":

@@ -48,10 +48,8 @@ def _is_schema(value: Any) -> bool:
         from jsonschema import SchemaError
         from jsonschema.validators import validator_for
     except ImportError:
-        raise DataError(
-            "training.dataset.validation.validate_schema needs the package 'jsonschema'  "
-            f"({pip_install('validate')})"
-        ) from None
+        what = "training.dataset.validation.validate_schema needs the package 'jsonschema'"
+        raise DataError(f"{what}  ({pip_install('validate')})") from None
     try:
         if isinstance(value, dict):
             validator_for(value).check_schema(value)

@@ -163,10 +163,8 @@ class Columns:
         if preference_rows != PREFERRED or self.label or named & {pair[0] for pair in _PAIRS}:
             return ""
         pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
-        return (
-            "no column says which answers are preferred, and all of them would be trained on  "
-            f"(looked for {pairs}, {', '.join(_LABELS)})"
-        )
+        what = "no column says which answers are preferred, and all of them would be trained on"
+        return f"{what}  (looked for {pairs}, {', '.join(_LABELS)})"
 
 
 def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:
@@ -203,11 +201,8 @@ def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Colum
         found = replace(found, rejected=rejected)
     found = replace(found, label=label, judged=spec.preference_rows == JUDGED)
     if found.kind == "text" and "text" not in requested and {"role", "parent_id"} <= known.keys():
-        raise DataError(
-            "each row is a single message of a tree of conversations (columns role and parent_id) "
-            "and would be trained on alone, requests too  (join the messages of each conversation "
-            "into one row with a column messages)"
-        )
+        what = "each row is a single message of a tree of conversations (role and parent_id)"
+        raise DataError(f"{what}  (join each conversation into one row with a column messages)")
     if found.kind == "instruction":
         # Tools belong to conversations, also where the answer has its own column.
         parts = (found.instruction, found.response)
@@ -217,13 +212,11 @@ def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Colum
         found = replace(found, tools=tools, has_messages=has_messages)
     for part, column in requested.items():
         if getattr(found, part) != column:
-            read_as = {"text": "plain text", "messages": "conversations"}.get(
-                found.kind, found.kind
-            )
-            raise DataError(
-                f"{_MAPPING}.{part}: {column!r} is not used, since the rows are read as {read_as}  "
-                "(leave it out, or copy its text into a column that is used)"
-            )
+            names = {"text": "plain text", "messages": "conversations"}
+            read_as = names.get(found.kind, found.kind)
+            what = f"{column!r} is not used, since the rows are read as {read_as}"
+            fix = "leave it out, or copy its text into a column that is used"
+            raise DataError(f"{_MAPPING}.{part}: {what}  ({fix})")
     json_values = spec.json_values and "text" not in requested
     return replace(found, json_values=json_values)
 
@@ -390,21 +383,15 @@ def _requested_columns(
             key = f"field_mapping.{part}" if mapped.get(part) else "text_field"
             near = closest(column, names, 0.8)
             meant = f"did you mean {near!r}? " if near else ""
-            raise DataError(
-                f"training.dataset.{key}: there is no column {column!r}  "
-                f"({meant}{columns_found(names)})"
-            )
+            what = f"training.dataset.{key}: there is no column {column!r}"
+            raise DataError(f"{what}  ({meant}{columns_found(names)})")
     whole = {"text": {"messages", "instruction", "response"}, "messages": {"instruction"}}
     if any(part in requested and requested.keys() & excluded for part, excluded in whole.items()):
-        raise DataError(
-            f"{_MAPPING}: either text, or messages, or instruction and response  "
-            f"({columns_found(names)})"
-        )
+        what = "either text, or messages, or instruction and response"
+        raise DataError(f"{_MAPPING}: {what}  ({columns_found(names)})")
     if len(set(requested.values())) < len(requested):
-        raise DataError(
-            f"{_MAPPING}: two parts are mapped to the same column  ({_MAPPING}.messages is for a "
-            "column with whole conversations)"
-        )
+        fix = f"{_MAPPING}.messages is for a column with whole conversations"
+        raise DataError(f"{_MAPPING}: two parts are mapped to the same column  ({fix})")
     return requested
 
 
@@ -433,10 +420,8 @@ def _no_columns_error(
 ) -> DataError:
     names = seen.names
     if "input_ids" in names:
-        return DataError(
-            f"the rows are tokens already; {columns_found(names)}  (set "
-            "training.dataset.use_pretokenized: true, or name the rows they were made from)"
-        )
+        fix = "set training.dataset.use_pretokenized: true, or name the rows they were made from"
+        return DataError(f"the rows are tokens already; {columns_found(names)}  ({fix})")
     candidates = (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
     columns = _exchange_columns(known, requested, candidates)
     missing = [
@@ -444,10 +429,7 @@ def _no_columns_error(
         for what, column, looked_for in zip(("request", "answer"), columns, candidates, strict=True)
         if not column
     ]
-    fix = (
-        f"name them in {_MAPPING}: instruction and response, or text where the rows are already "
-        "formatted"
-    )
+    fix = f"name them in {_MAPPING}: instruction and response, or text of formatted rows"
     conversations = (name for name in names if seen.holds(name, MESSAGES, CONVERSATION))
     by_name = next((known[name] for name in MESSAGE_COLUMNS if name in known), None)
     if by_name:

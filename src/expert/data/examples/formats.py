@@ -140,10 +140,8 @@ def _exchange(values: Values, columns: Columns) -> Example:
         raise RowError(f"column {columns.response!r}: the last message is not an answer")
     turns = _join_turns(before, after, columns.instruction, columns.response)
     if _optional_text(values, columns.input, columns):
-        raise RowError(
-            f"column {columns.input!r}: it cannot be put into a conversation  (write it into the "
-            "message it belongs to)"
-        )
+        what = f"column {columns.input!r}: it cannot be put into a conversation"
+        raise RowError(f"{what}  (write it into the message it belongs to)")
     return conversation(
         turns, _optional_text(values, columns.system, columns), _offered(values, columns)
     )
@@ -329,10 +327,8 @@ def _transcript_turns(text: str) -> list[Turn] | None:
 def _turn_of(name: str, text: str) -> Turn:
     role = known_role(name)
     if role == "tool" or name == "function_call":
-        raise RowError(
-            "tools in marked text are not understood  (write such rows as messages, with "
-            "tool_calls and the role tool)"
-        )
+        fix = "write such rows as messages, with tool_calls and the role tool"
+        raise RowError(f"tools in marked text are not understood  ({fix})")
     return Turn(role, text)
 
 
@@ -378,10 +374,8 @@ def _as_text(value: Any, column: str, columns: Columns) -> str:
     if isinstance(value, bool):
         raise RowError(f"{held}; write what the model is to answer in words")
     if _messages_in(value) is not None:
-        raise RowError(
-            f"column {column!r} holds messages, not text  (training.dataset.field_mapping.messages "
-            "names a column with whole conversations)"
-        )
+        fix = "training.dataset.field_mapping.messages names a column with whole conversations"
+        raise RowError(f"column {column!r} holds messages, not text  ({fix})")
     if isinstance(value, dict | list | tuple) and not columns.json_values:
         raise RowError(
             f"{held}  (name another column in training.dataset.field_mapping; to train on it as "

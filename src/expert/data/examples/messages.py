@@ -125,11 +125,8 @@ def _turn(message: Any, where: str) -> Turn:
     for field, value in message.items():
         text = value.strip() if isinstance(value, str) else value
         if field in UNSUPPORTED_FIELDS and text not in (None, "", [], {}, "[]", "{}", "null"):
-            raise RowError(
-                f"{where}: the field {field!r} of a message is not understood  (only text is "
-                "trained on, weight or train choose the answers, and tools are a column beside the "
-                "messages)"
-            )
+            fix = "weight or train choose the answers, and tools are a column beside the messages"
+            raise RowError(f"{where}: the field {field!r} of a message is not understood  ({fix})")
     extra = ""
     if name == "function_call":
         extra, content = call_in_text(content, where), ""
@@ -169,10 +166,8 @@ def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
         both = ", ".join(f"{name} {value!r}" for name, value in flags.items())
         raise RowError(f"{where}: {both} contradict each other")
     if role != "assistant" and any(flags.get(name) for name in TRAIN_FLAGS):
-        raise RowError(
-            f"{where}: train is true, but only answers can be selected  "
-            "(train_on_prompt: true trains on everything)"
-        )
+        fix = "train_on_prompt: true trains on everything"
+        raise RowError(f"{where}: train is true, but only answers can be selected  ({fix})")
     return role != "assistant" or all(flags.values())
 
 
@@ -251,10 +246,8 @@ def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Ex
         elif turn.role == "assistant" and before.role == "assistant":
             raise RowError(f"turn {number}: two answers in a row")
         elif turn.role == "assistant" and before.role == "system":
-            raise RowError(
-                f"turn {number}: an answer without a user turn before it  (remove it, or add the "
-                "request)"
-            )
+            what = f"turn {number}: an answer without a user turn before it"
+            raise RowError(f"{what}  (remove it, or add the request)")
         before = turn
     answers = [turn.learn for turn in merged if turn.role == "assistant"]
     if not answers:

@@ -69,14 +69,6 @@ class BatchCounts:
     answers: int = 0
     """Preferred and rejected answers, if documents branch."""
 
-    def __add__(self, other: BatchCounts) -> BatchCounts:
-        return BatchCounts(
-            self.targets + other.targets,
-            self.real_tokens + other.real_tokens,
-            self.examples + other.examples,
-            self.answers + other.answers,
-        )
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BatchArrays:

@@ -79,10 +79,6 @@ class FedStep:
     copied: tuple[Any, Any] | None = None
     """CUDA events with timing around the copy, if `new_event` was given."""
 
-    @property
-    def counts(self) -> BatchCounts:
-        return sum((batch.counts for batch in self.batches), BatchCounts())
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StepWork:

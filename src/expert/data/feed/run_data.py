@@ -56,6 +56,10 @@ class RunData:
         assert self.order is not None
         return self.train, self.order
 
+    def most_rows(self, split: PreparedSplit, plan: RunPlan) -> int | None:
+        """How many rows of a split are evaluated at most; None: all."""
+        return plan.watch.eval_rows if split is self.validation else None
+
     def splits(self) -> list[PreparedSplit]:
         splits = (self.train, self.validation, self.test)
         return [split for split in splits if split is not None]

@@ -73,17 +73,14 @@ class Stream:
             self._judge(first.bad if first else [])
             raise DataError("the stream has no rows that can be used")
         if not len(first.batch.spans):
-            raise DataError(
-                "there is nothing to train on in the first rows of the stream: none of their "
-                "tokens belongs to an answer  (check the columns with expert dataset check)"
-            )
+            what = "there is nothing to train on in the first rows of the stream: no answers"
+            raise DataError(f"{what}  (check the columns with expert dataset check)")
         index = self.pack(FlatDocuments([shard_of(first.batch)]), self.seed)
         if not index.bins:
-            raise DataError(
-                f"the first {counted(len(first.batch.lengths), 'row')} of the stream: the "
-                f"answer starts after max_seq_length {index.length}  (a larger "
-                "training.config.max_seq_length)"
-            )
+            count = counted(len(first.batch.lengths), "row")
+            what = f"the answer starts after max_seq_length {index.length}"
+            fix = "a larger training.config.max_seq_length"
+            raise DataError(f"the first {count} of the stream: {what}  ({fix})")
         self.first_rows = len(first.batch.lengths)
         self.first_left_out = index.overlong.unlearnt
         pieces = int(np.diff(index.bin_offsets).max())
@@ -160,10 +157,8 @@ class Stream:
         if self._bad_rows > self.max_bad_rows:
             shown = "\n".join(f"  - {row}" for row in bad[:10])
             words = "a row" if self._bad_rows == 1 else f"{self._bad_rows} rows"
-            raise DataError(
-                f"{words} of the stream cannot be used\n{shown}\n"
-                "  (fix the data, or tolerate some: --set training.dataset.max_bad_rows=100)"
-            )
+            fix = "fix the data, or tolerate some: --set training.dataset.max_bad_rows=100"
+            raise DataError(f"{words} of the stream cannot be used\n{shown}\n  ({fix})")
 
 
 def divided(index: PackIndex, most: int) -> PackIndex:

@@ -232,8 +232,6 @@ class SplitReport:
         lost = self.lengths.get("tokens_lost")
         if lost:
             over, share = self.lengths["over_long"], lost / self.lengths["tokens"]
-            warnings.append(
-                f"{self.name}: {counted(over, 'example')} longer than max_seq_length: {lost:,} "
-                f"tokens ({share:.1%}) are lost"
-            )
+            what = f"{counted(over, 'example')} longer than max_seq_length: {lost:,} tokens"
+            warnings.append(f"{self.name}: {what} ({share:.1%}) are lost")
         return [*warnings, *([self.not_learnt] if self.not_learnt else [])]

@@ -86,10 +86,9 @@ def check_rows(line: DataPipeline, name: str, show: RowsToShow, tell: Tell) -> D
     train = every.take(np.unique(chosen))
     checker.sum_up(split, train)
     if line.is_text and spec.validation_split and not len(held_out) and not others:
-        report.doubts.append(
-            f"train: {counted(len(every), 'example')}, too few to hold any out: overfitting "
-            "would go unnoticed  (add rows, or set training.dataset.test_path)"
-        )
+        few = f"train: {counted(len(every), 'example')}, too few to hold any out"
+        fix = "add rows, or set training.dataset.test_path"
+        report.doubts.append(f"{few}: overfitting would go unnoticed  ({fix})")
     if len(held_out):
         report.doubts += [repeats] if repeats else []
         checker.sum_up(SplitReport("validation", split_off=True), every.take(held_out), train)
@@ -198,17 +197,14 @@ class _Checker:
     def _judge(self, where: str, bad_rows: int, examples: int, trained: int) -> None:
         allowed = self.line.spec.max_bad_rows
         if bad_rows > allowed:
-            self.report.problems.append(
-                f"{where}: {counted(bad_rows, 'bad row')}, and training.dataset.max_bad_rows "
-                f"tolerates {allowed}  (fix the data, or --set "
-                f"training.dataset.max_bad_rows={bad_rows})"
-            )
+            what = f"training.dataset.max_bad_rows tolerates {allowed}"
+            fix = f"fix the data, or --set training.dataset.max_bad_rows={bad_rows}"
+            bad = counted(bad_rows, "bad row")
+            self.report.problems.append(f"{where}: {bad}, and {what}  ({fix})")
         if not trained:
-            self.report.problems.append(
-                f"{where}: there is nothing to train on: {counted(examples, 'example')}, "
-                "none of their tokens belongs to an answer  (check training.dataset.field_mapping "
-                "and training.dataset.validation)"
-            )
+            what = f"there is nothing to train on: {counted(examples, 'example')}, no answers"
+            fix = "check training.dataset.field_mapping and training.dataset.validation"
+            self.report.problems.append(f"{where}: {what}  ({fix})")
 
     def sum_up(
         self, split: SplitReport, examples: ExampleTable, train: ExampleTable | None = None

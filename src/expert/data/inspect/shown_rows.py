@@ -165,9 +165,7 @@ def _line_named(text: str) -> tuple[str, int]:
     file, _, line = text.rpartition(":")
     line = line.strip().removeprefix("row").strip()
     if not line.isdecimal() or not int(line):
-        raise ExpertError(
-            f"--row {text}: not a row  (give its line, as 17, or file and line, as train.jsonl:17)"
-        )
+        raise ExpertError(f"--row {text}: not a row  (give its line: 17, or train.jsonl:17)")
     return file.strip(), int(line)
 
 

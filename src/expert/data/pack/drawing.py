@@ -52,17 +52,13 @@ def held_out_warning(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
     shared = trained or int(np.isin(keys.prompt[held_out], keys.prompt[train]).sum())
     rows = f"{shared} of {counted(len(held_out), 'row')}"
     if trained:
-        return (
-            f"the rows repeat so much that {rows} held out for validation are trained on as well: "
-            "their loss shows what was memorised  (remove copies, or name other rows in "
-            "training.dataset.validation_path)"
-        )
+        what = f"the rows repeat so much that {rows} held out for validation are trained on as well"
+        fix = "remove copies, or name other rows in training.dataset.validation_path"
+        return f"{what}: their loss shows what was memorised  ({fix})"
     if shared:  # there are too few prompts to keep all rows with a prompt on one side
-        return (
-            f"{rows} held out for validation repeat prompts of training rows, with another answer: "
-            "the loss on them says little about new prompts  (name rows with other prompts in "
-            "training.dataset.validation_path)"
-        )
+        what = f"{rows} held out for validation repeat prompts of training rows, with other answers"
+        fix = "name rows with other prompts in training.dataset.validation_path"
+        return f"{what}: the loss on them says little about new prompts  ({fix})"
     return ""
 
 

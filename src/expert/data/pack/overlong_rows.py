@@ -87,7 +87,6 @@ def require_rows(
             text += "; another training.config.seed or a larger validation_split draws other rows"
         raise NoRowsLeft(text)
     rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
-    raise NoRowsLeft(
-        f"{split.name}: {rows} longer than max_seq_length {plan.data.max_seq_length}, and "
-        "overlong: drop leaves none  (training.config.overlong: cut, or a larger max_seq_length)"
-    )
+    what = f"{rows} longer than max_seq_length {plan.data.max_seq_length}"
+    fix = "training.config.overlong: cut, or a larger max_seq_length"
+    raise NoRowsLeft(f"{split.name}: {what}, and overlong: drop leaves none  ({fix})")

@@ -214,12 +214,9 @@ def _fit(sizes: list[int], length: int, most: int) -> tuple[NDArray[np.int64], i
     if bins <= fewer * _WORTH_MATCHING:
         return placed, bins
     lengths = np.asarray(sizes, dtype=np.float64)
-    if (
-        _length_correlation(lengths, matched, fewer)
-        > max(0.0, _length_correlation(lengths, placed, bins)) + _ALIKE
-    ):
-        return placed, bins
-    return matched, fewer
+    before = max(0.0, _length_correlation(lengths, placed, bins))
+    alike = _length_correlation(lengths, matched, fewer) > before + _ALIKE
+    return (placed, bins) if alike else (matched, fewer)
 
 
 def _length_correlation(sizes: NDArray[np.float64], placed: NDArray[np.int64], bins: int) -> float:
@@ -417,9 +414,8 @@ def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int)
     shift = int(np.random.Philox(key).random_raw() % index.length)
     long = (lengths >= SHIFTED_FROM_BLOCKS * index.length)[index.piece_document]
     moved = np.where(long, shift, 0).astype(np.int32)
-    return replace(
-        index, piece_start=index.piece_start + moved, piece_stop=index.piece_stop + moved
-    )
+    start, stop = index.piece_start + moved, index.piece_stop + moved
+    return replace(index, piece_start=start, piece_stop=stop)
 
 
 def bins_per_step(index: PackIndex, examples_per_update: int) -> int:

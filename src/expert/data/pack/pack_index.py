@@ -146,10 +146,8 @@ class PackIndex:
             if facts.pop("format", None) != FORMAT_VERSION:
                 raise ValueError("another version")
         except (pa.ArrowInvalid, KeyError, IndexError, ValueError) as error:
-            raise ExpertError(
-                f"{path}: not an index of packed documents of this version of Expert; delete it "
-                "and it will be made again"
-            ) from error
+            what = "not an index of packed documents of this version of Expert"
+            raise ExpertError(f"{path}: {what}; delete it and it will be made again") from error
         column = batch.column(0)
         document, start, stop = (numbers_in(column.values.field(number)) for number in range(3))
         return cls(

@@ -169,24 +169,15 @@ def _candidates(
 def packed(
     plan: RunPlan, name: str, rows: RowsToPack, seed: int, packing: Packing, *, is_text: bool
 ) -> PackIndex:
-    data, length, soft = plan.data, packing.length, plan.soft_tokens
-    lengths, unlearnt = rows.lengths, rows.unlearnt
+    data, lengths, length = plan.data, rows.lengths, packing.length
+    more: dict[str, Any] = {"soft_tokens": plan.soft_tokens, "unlearnt": rows.unlearnt}
     if not is_text:
         if name == "train":
             return pack_blocks(lengths, length)
         return pack_none(lengths, length, overlong="split")
     if data.packing == "concat":
-        return pack_concat(lengths, length, seed, soft_tokens=soft, unlearnt=unlearnt)
+        return pack_concat(lengths, length, seed, **more)
     if data.packing == "none":
-        return pack_none(
-            lengths, length, overlong=data.overlong, soft_tokens=soft, unlearnt=unlearnt
-        )
-    return pack_best_fit(
-        lengths,
-        length,
-        seed,
-        overlong=data.overlong,
-        soft_tokens=soft,
-        most_pieces=packing.most_rows,
-        unlearnt=unlearnt,
-    )
+        return pack_none(lengths, length, overlong=data.overlong, **more)
+    more |= {"overlong": data.overlong, "most_pieces": packing.most_rows}
+    return pack_best_fit(lengths, length, seed, **more)

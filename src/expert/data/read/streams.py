@@ -158,10 +158,7 @@ def _as_utf8(stream: io.BufferedReader, encoding: str, file: str) -> Iterator[An
     except LookupError:
         what, fix = f"unknown encoding {encoding!r}", "write it as Python does, such as cp1252"
         raise data_error(file, what, fix) from None
-    with (
-        text,
-        tempfile.TemporaryFile() as converted,
-    ):
+    with text, tempfile.TemporaryFile() as converted:
         try:
             while part := text.read(2**20):
                 converted.write(part.encode("utf-8", "surrogatepass"))

@@ -11,7 +11,13 @@ from os.path import commonprefix
 
 from expert.data.examples.tools import has_tools, tool_names
 from expert.data.records import DataError, Example, Segment, Turn
-from expert.data.template.sandbox import CHATML_FIX, WRITTEN_DATE, SandboxedTemplate, refuse_costly
+from expert.data.template.sandbox import (
+    CHATML_FIX,
+    TEMPLATE,
+    WRITTEN_DATE,
+    SandboxedTemplate,
+    refuse_costly,
+)
 from expert.data.template.templates import (
     Template,
     TemplateError,
@@ -170,10 +176,10 @@ class ChatTemplate(Template):
     def _require(self, turns: int) -> None:
         """TemplateError if rendering so many more turns takes too long."""
         if turns > self._turns_left:
+            what = f"{TEMPLATE} would write more than {MOST_RENDERED_TURNS:,}"
+            fix = "divide it into several, or set base_models[0].prompt_template: chatml"
             raise TemplateError(
-                "the conversation has too many turns: to find its answers, the tokenizer's chat "
-                f"template would write more than {MOST_RENDERED_TURNS:,}  (divide it into shorter "
-                "conversations, or set base_models[0].prompt_template: chatml)"
+                f"the conversation has too many turns: to find its answers, {what}  ({fix})"
             )
 
     def _require_beginnings(self, turns: Sequence[Turn]) -> None:
@@ -189,17 +195,14 @@ class ChatTemplate(Template):
 
     def _probe(self, roles: Sequence[Role]) -> str:
         """Render a small conversation; DataError if the template cannot."""
+        turns = [Turn(role, placeholder(place)) for place, role in enumerate(roles)]
         try:
-            text = self._render(
-                [Turn(role, placeholder(place)) for place, role in enumerate(roles)]
-            )
+            text = self._render(turns)
         except TemplateError as error:
             raise DataError(f"{error}  (it is: {', '.join(roles)}){CHATML_FIX}") from None
         for place, role in enumerate(roles):
             if placeholder(place) not in text:
-                raise DataError(
-                    f"the tokenizer's chat template leaves out the {role} turn{CHATML_FIX}"
-                )
+                raise DataError(f"{TEMPLATE} leaves out the {role} turn{CHATML_FIX}")
         return text
 
     def _shape(self, roles: tuple[Role, ...]) -> _Shape:
@@ -251,10 +254,8 @@ class ChatTemplate(Template):
     ) -> tuple[_Answer, tuple[int, int]]:
         slot = placeholder(place)
         if text.count(slot) != 1:
-            raise TemplateError(
-                f"the tokenizer's chat template does not write turn {place + 1} (assistant) "
-                "exactly once"
-            )
+            turn_number = f"turn {place + 1} (assistant)"
+            raise TemplateError(f"{TEMPLATE} does not write {turn_number} exactly once")
         position = text.index(slot)
         behind = position + len(slot)
         asked = self._render(turns[:place], generate=True)
@@ -275,9 +276,7 @@ class ChatTemplate(Template):
         if not end.strip() and self._eos and self._eos in following:
             end = following[: following.index(self._eos) + len(self._eos)]
         if not end.strip():
-            raise TemplateError(
-                f"the tokenizer's chat template does not end turn {place + 1} (assistant)"
-            )
+            raise TemplateError(f"{TEMPLATE} does not end turn {place + 1} (assistant)")
         return end
 
     def _found(self, turns: Sequence[Turn], text: str, shape: _Shape) -> list[Segment]:
@@ -311,10 +310,7 @@ class ChatTemplate(Template):
                 first = at + len(before)
                 return len(asked) if opened else first, first + len(written + answer.end)
         shown = said[:_SHOWN_CHARACTERS]
-        raise TemplateError(
-            f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that its "
-            f"answer cannot be found in the text: {shown!r}"
-        )
+        raise TemplateError(f"{_rewritten(place)}: {shown!r}")
 
     # --- conversations with tools ----------------------------------------------------------------
 
@@ -331,10 +327,8 @@ class ChatTemplate(Template):
         )
         left_out = next(missing, "") or self._leaves_out
         if left_out:
-            raise TemplateError(
-                "the tokenizer's chat template does not write tools and their calls: "
-                f"{left_out} is not in its text  (set base_models[0].prompt_template: chatml)"
-            )
+            what = f"does not write tools and their calls: {left_out} is not in its text"
+            raise TemplateError(f"{TEMPLATE} {what}{CHATML_FIX}")
         spans: list[tuple[int, int]] = []
         for place, turn in enumerate(turns):
             if turn.role != "assistant":
@@ -345,10 +339,7 @@ class ChatTemplate(Template):
                 # answer.
                 stop = text.find(end, start) + len(end)
             if not (spans[-1][1] if spans else 0) <= start < stop:
-                raise TemplateError(
-                    f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that "
-                    "its answer cannot be found in the text"
-                )
+                raise TemplateError(_rewritten(place))
             spans.append((start, stop))
         return segments_at(text, spans)
 
@@ -379,13 +370,14 @@ class ChatTemplate(Template):
             text = self._finished(turns, json.dumps([{"type": "function", "function": tool}]))
         except TemplateError:
             return ""
-        parts = {
-            "the tools": offered,
-            "calls": called,
-            "arguments": argument,
-            "tools' answers": result,
-        }
+        parts = {"the tools": offered, "calls": called, "arguments": argument}
+        parts["tools' answers"] = result
         return next((words for words, part in parts.items() if part not in text), "")
+
+
+def _rewritten(place: int) -> str:
+    turn = f"turn {place + 1} (assistant)"
+    return f"{TEMPLATE} rewrites {turn} so that its answer cannot be found in the text"
 
 
 def _without_reasoning(turn: Turn) -> Turn:

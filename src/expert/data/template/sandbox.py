@@ -33,8 +33,9 @@ WRITTEN_DATE = datetime(2024, 7, 26)
 """The date a template may write: constant, so that data prepared yesterday is found today. Llama
 3's template uses the same one by default."""
 CHATML_FIX = "  (set base_models[0].prompt_template: chatml)"
+TEMPLATE = "the tokenizer's chat template"
 _STOPPED = (
-    "the tokenizer's chat template was stopped: it takes more memory or time than a conversation "
+    f"{TEMPLATE} was stopped: it takes more memory or time than a conversation "
     f"needs (more than {RENDERING_SECONDS:g} s, or {MEMORY_BYTES // 2**30} GiB){CHATML_FIX}"
 )
 
@@ -82,9 +83,7 @@ class SandboxedTemplate:
             why = _words(error)
             if isinstance(error, jinja2.TemplateSyntaxError):
                 why = f"line {error.lineno}: {error.message}"
-            raise DataError(
-                f"the tokenizer's chat template cannot be read: {why}{CHATML_FIX}"
-            ) from None
+            raise DataError(f"{TEMPLATE} cannot be read: {why}{CHATML_FIX}") from None
 
     def render(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """The text of a conversation; TemplateError if the template cannot write it, DataError if
@@ -95,17 +94,12 @@ class SandboxedTemplate:
         except (LimitReached, MemoryError):
             raise DataError(_STOPPED) from None
         except SecurityError as error:
-            raise DataError(
-                f"the tokenizer's chat template is not safe to run: {error}{CHATML_FIX}"
-            ) from None
+            raise DataError(f"{TEMPLATE} is not safe to run: {error}{CHATML_FIX}") from None
         except _Refusal as error:
-            raise TemplateError(
-                f"the tokenizer's chat template refuses this conversation: {error}"
-            ) from None
+            raise TemplateError(f"{TEMPLATE} refuses this conversation: {error}") from None
         except Exception as error:  # noqa: BLE001 - whatever a foreign program may raise
-            raise TemplateError(
-                f"the tokenizer's chat template fails on this conversation: {_words(error)}"
-            ) from None
+            what = f"fails on this conversation: {_words(error)}"
+            raise TemplateError(f"{TEMPLATE} {what}") from None
 
 
 def refuse_costly(use: Callable[[], object]) -> None:

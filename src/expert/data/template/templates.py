@@ -146,11 +146,9 @@ class NamedTemplate(Template):
         turns = example.turns
         if has_tools(example):
             if self.name != "chatml":
-                raise TemplateError(
-                    f"the template {self.name!r} has no way to write tools and their calls  (set "
-                    "base_models[0].prompt_template: chatml, or tokenizer where the model's own "
-                    "template writes them)"
-                )
+                fix = "set base_models[0].prompt_template: chatml, or tokenizer if its template can"
+                what = f"the template {self.name!r} has no way to write tools and their calls"
+                raise TemplateError(f"{what}  ({fix})")
             turns = in_chatml(example)
         segments: list[Segment] = []
         prompt = ""
@@ -195,19 +193,16 @@ def named_template(name: str, *, eos: str, bos: str = "") -> NamedTemplate:
         raise DataError(f"unknown prompt template {name!r}  (known: {', '.join(LAYOUTS)})")
     layout = LAYOUTS[name]
     if not eos and "{eos}" in layout.answer[1]:
-        raise DataError(
-            f"the template {name!r} ends an answer with the tokenizer's end token, and this "
-            "tokenizer has none  (set base_models[0].prompt_template: chatml)"
-        )
+        what = f"the template {name!r} ends an answer with the tokenizer's end token"
+        raise DataError(f"{what}, but it has none  (set base_models[0].prompt_template: chatml)")
 
     def filled(piece: str) -> str:
         return piece.replace("{eos}", eos).replace("{bos}", bos)
 
     answer = (layout.answer[0], filled(layout.answer[1]))
     between, finish = filled(layout.between), filled(layout.finish)
-    return NamedTemplate(
-        name, replace(layout, answer=answer, between=between, finish=finish), bos, eos
-    )
+    layout = replace(layout, answer=answer, between=between, finish=finish)
+    return NamedTemplate(name, layout, bos, eos)
 
 
 def _between(pieces: tuple[str, str], text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -100,10 +99,6 @@ class TextEncoder:
         starts = range(len(full) - len(plain) + 1)
         at = next((at for at in starts if full[at : at + len(plain)] == plain), 0)
         return list(full[:at])
-
-    @property
-    def vocabulary(self) -> int:
-        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
 
     @cached_property
     def eos_id(self) -> int | None:
@@ -272,9 +267,7 @@ def with_mismatched(rows: Sequence[Sequence[Segment]]) -> Sequence[Sequence[Segm
         if row.mismatched:
             other = rows[(number + 1) % len(rows)]
             assert isinstance(other, Branched)
-            its, theirs = (
-                next(each for each in which.conversations if each) for which in (row, other)
-            )
+            its, theirs = (next(filter(None, which.conversations)) for which in (row, other))
             prompt = list(takewhile(lambda segment: not segment.learn, its))
             answer = [segment for segment in theirs if segment.learn]
             mismatched = [*prompt, *answer] if len(rows) > 1 else []
@@ -308,10 +301,6 @@ class CharacterEncoder:
     def fingerprint(self) -> str:
         return hashlib.sha256(self.characters.encode("utf-8")).hexdigest()
 
-    @property
-    def vocabulary(self) -> int:
-        return len(self.characters)
-
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
         texts = ["".join(segment.text for segment in segments) for segments in documents]
         codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
@@ -327,9 +316,6 @@ class CharacterEncoder:
         return "".join(self.characters[token] for token in ids)
 
     special_ids: ClassVar[dict[int, str]] = {}
-
-    def to_json(self) -> str:
-        return json.dumps({"type": "characters", "characters": self.characters})
 
 
 Encoder = TextEncoder | CharacterEncoder
@@ -384,10 +370,9 @@ def load_tokenizer(folder: Path) -> Any:
         slow = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         return slow.backend_tokenizer
     except (OSError, ValueError, ImportError, AttributeError) as error:
-        raise DataError(
-            f"{folder}: no tokenizer.json, and its tokenizer cannot be converted: "
-            f"{_reason(error)}  (take a model folder that has tokenizer.json)"
-        ) from None
+        what = f"no tokenizer.json, and its tokenizer cannot be converted: {_reason(error)}"
+        fix = "take a model folder that has tokenizer.json"
+        raise DataError(f"{folder}: {what}  ({fix})") from None
 
 
 def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:

@@ -163,10 +163,9 @@ def _make_room(folder: Path, why: str) -> str:
     try:
         os.rename(folder, aside)
     except OSError as error:
-        raise DataError(
-            f"{folder}: is damaged ({why}) and cannot be put aside: {error.strerror}  (name "
-            "another folder in training.config.pretokenized_cache)"
-        ) from error
+        what = f"is damaged ({why}) and cannot be put aside: {error.strerror}"
+        fix = "name another folder in training.config.pretokenized_cache"
+        raise DataError(f"{folder}: {what}  ({fix})") from error
     return f"{DAMAGED} ({why}); it was put aside as {aside.name}"
 
 
@@ -188,11 +187,9 @@ def _build(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
             left_out = ", ".join(f"{number} {why}" for why, number in total.dropped.items())
             detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
             detail += f", left out: {left_out}" if left_out else ""
-            raise DataError(
-                f"there is nothing to train on: {detail}, none of the other tokens belongs to "
-                "an answer  (check the columns with expert dataset check, or set "
-                "train_on_prompt: true)"
-            )
+            fix = "check the columns with expert dataset check, or set train_on_prompt: true"
+            what = f"there is nothing to train on: {detail}, no other token belongs to an answer"
+            raise DataError(f"{what}  ({fix})")
         texts = {
             **dataset_files(names, recipe.key()),
             RECIPE: json.dumps(recipe.as_dict(), indent=2),
@@ -255,10 +252,9 @@ def _too_many_bad_rows(
             f"  … and {rest:,} more" + (f": {work.list_command}" if work.list_command else "")
         )
     listed = "\n".join(lines)
-    return DataError(
-        f"{file}{': ' if file else ''}{words} cannot be used\n{listed}\n"
-        f"  (fix the data, or leave them out: --set training.dataset.max_bad_rows={len(every)})"
-    )
+    fix = f"leave them out: --set training.dataset.max_bad_rows={len(every)}"
+    what = f"{file}{': ' if file else ''}{words} cannot be used"
+    return DataError(f"{what}\n{listed}\n  (fix the data, or {fix})")
 
 
 def is_prepared(folder: Path) -> bool:

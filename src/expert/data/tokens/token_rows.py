@@ -93,10 +93,8 @@ class TokenRows:
         mask = _numbers(values, self.mask)
         _same_length(ids, mask, self.mask)
         if len(mask) and not np.isin(mask, (0, 1)).all():
-            raise RowError(
-                f"{MASK} holds {int(mask.max())}: only 0 (padding) and 1 are read; rows that hold "
-                "several documents are to be saved one document a row"
-            )
+            what = f"{MASK} holds {int(mask.max())}: only 0 (padding) and 1 are read"
+            raise RowError(f"{what}; rows of several documents are to be saved one document a row")
         return ids, mask == 1
 
     def _without_pads(self, ids: Numbers) -> npt.NDArray[np.bool_]:
@@ -134,10 +132,8 @@ class TokenRows:
         trained = np.not_equal(labels, NOT_TRAINED)
         used = trained & kept
         if (labels[used] != ids[used]).any():
-            raise RowError(
-                f"{LABELS} differ from {IDS} where they are not {NOT_TRAINED}; they must not be "
-                "shifted: the trainer does that"
-            )
+            what = f"{LABELS} differ from {IDS} where they are not {NOT_TRAINED}"
+            raise RowError(f"{what}; they must not be shifted: the trainer does that")
         return trained
 
 
@@ -211,10 +207,8 @@ class TokenCheck:
         if self.bad_rows > max_bad_rows:
             reasons.append(f"{counted(self.bad_rows, 'row')} cannot be used: {self.first_bad}")
         if self.beyond:
-            reasons.append(
-                f"{counted(self.beyond, 'row')} with ids beyond the tokenizer's {self.vocabulary:,}"
-                f" tokens (up to {self.largest_id:,}): another tokenizer made them"
-            )
+            ids = f"ids (up to {self.largest_id:,}) beyond the tokenizer's {self.vocabulary:,}"
+            reasons.append(f"{counted(self.beyond, 'row')} with {ids}: another tokenizer made them")
         elif self.same_again is not None and self.same_again < SAME_TOKENIZER_FROM:
             reasons.append(
                 f"only {self.same_again:.0%} of the ids are the same when their text is tokenised "
@@ -227,18 +221,16 @@ class TokenCheck:
     def doubts(self) -> list[str]:
         found = []
         if self.longest >= PACKED_FROM and self.full > PACKED_SHARE * max(2, self.rows):
+            rows = f"{self.full:,} of {counted(self.rows, 'row')} have {self.longest:,} tokens"
             found.append(
-                f"{self.name}: {self.full:,} of {counted(self.rows, 'row')} have {self.longest:,} "
-                "tokens and seem to be packed: each counts as one row of a step, so that an epoch "
-                "has fewer, larger steps  (save one example a row; or divide the rows of a step, "
-                "per_device_train_batch_size x gradient_accumulation_steps, by the examples in a "
-                "row)"
+                f"{self.name}: {rows} and seem to be packed: each counts as one row of a step, so "
+                "that an epoch has fewer, larger steps  (save one example a row; or divide the "
+                "rows of a step by the examples in a row)"
             )
         if self.eos and not self.ended:
-            found.append(
-                f"{self.name}: no row ends with {self.eos} or another special token: the model "
-                "would not learn to stop  (add it to each row when tokenising)"
-            )
+            what = f"no row ends with {self.eos} or another special token"
+            text = "the model would not learn to stop  (add it to each row when tokenising)"
+            found.append(f"{self.name}: {what}: {text}")
         return found
 
     def notes(self) -> list[str]:

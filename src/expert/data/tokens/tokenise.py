@@ -120,8 +120,7 @@ def tokenised_portions(work: TokeniseJob) -> Generator[TokenisedRows, None, None
     try:
         yield from in_workers(begin, portions, processes, patience=PORTION_SECONDS)
     except (WorkersFailed, CannotStartWorkers) as error:
-        raise DataError(
-            f"{work.made_for or 'the rows'}: cannot be tokenised: {error}; rows may need more than "
-            f"{MEMORY_BYTES // 2**30} GiB or the memory of this machine  (shorten the longest "
-            "rows, or set base_models[0].prompt_template: chatml)"
-        ) from error
+        most = f"{MEMORY_BYTES // 2**30} GiB or the memory of this machine"
+        fix = "shorten the longest rows, or set base_models[0].prompt_template: chatml"
+        what = f"cannot be tokenised: {error}; rows may need more than {most}"
+        raise DataError(f"{work.made_for or 'the rows'}: {what}  ({fix})") from error

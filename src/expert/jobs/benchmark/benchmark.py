@@ -117,6 +117,8 @@ Show = Callable[[str, str], None]
 class MeasurementFailed(ExpertError):
     """A setting that cannot be measured; the message says why."""
 
+    exit_code = EXIT_RUN_FAILED
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkRequest:
@@ -160,9 +162,7 @@ def benchmark(
     if not has_measured:
         failed = [result.because for result in bench.results if result.status == "failed"]
         why = failed[-1] if failed else "none applies"
-        nothing = ExpertError(f"no setting could be measured: {why}")
-        nothing.exit_code = EXIT_RUN_FAILED
-        raise nothing
+        raise MeasurementFailed(f"no setting could be measured: {why}")
     ladder = bench.ladder()
     file = to or place / FILE
     page = file.with_suffix(".html")
@@ -226,10 +226,8 @@ class Benchmark:
         per_sequence, sequences = index.examples / max(1, index.bins), bins_per_step(index, written)
         self.examples = written if characters else max(1, round(sequences * per_sequence))
         if self.examples != written:
-            self.notes.append(
-                f"a step has {self.examples} rows, not the {written} of the manifest: as many as "
-                f"{sequences} packed sequences hold on average"
-            )
+            what = f"a step has {self.examples} rows, not the {written} of the manifest"
+            self.notes.append(f"{what}: as many as {sequences} packed sequences hold on average")
         config, dataset = first.manifest.training.config, first.manifest.training.dataset
         # The manifest's micro-batch size: what people run before they tune anything.
         default = self.examples if characters else DEFAULT_MICRO_BATCH
@@ -245,9 +243,8 @@ class Benchmark:
             micro_batch=micro_batch,
             tokenize="ahead" if self.must_be_prepared else "late",
         )
-        self.overrides = as_overrides(
-            {"batch_size": self.examples, "gradient_accumulation_steps": 1}
-        )
+        of_step = {"batch_size": self.examples, "gradient_accumulation_steps": 1}
+        self.overrides = as_overrides(of_step)
 
     def _plan(self, read: ReadManifest) -> RunPlan:
         return open_run(

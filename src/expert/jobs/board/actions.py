@@ -132,10 +132,8 @@ def resume_command(run: Path) -> list[str]:
     words = shlex.split(resume_command_of(folder))
     words = words[words.index("train") :]
     if NO_FILE in words:
-        raise ActionRefused(
-            f"{run.name}: its manifest is not where it was  (put it back, or resume it with expert "
-            "train --manifest FILE --resume)"
-        )
+        fix = "put it back, or resume it with expert train --manifest FILE --resume"
+        raise ActionRefused(f"{run.name}: its manifest is not where it was  ({fix})")
     return words
 
 

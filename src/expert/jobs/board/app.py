@@ -42,9 +42,8 @@ def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
 
     handlers: dict[Any, Any] = dict.fromkeys((ExpertError, OSError), _refused)
     handlers |= {404: _nothing, 405: _nothing}
-    app = Starlette(
-        routes=[Route("/static/{name}", _static), *routes()], exception_handlers=handlers
-    )
+    paths = [Route("/static/{name}", _static), *routes()]
+    app = Starlette(routes=paths, exception_handlers=handlers)
     app.router.redirect_slashes = False
     app.state.board = board
     app.add_middleware(GZipMiddleware)

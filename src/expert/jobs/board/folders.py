@@ -69,9 +69,8 @@ class BoardFolders:
     def of(cls, folders: Sequence[Path]) -> BoardFolders:
         missing = [str(folder) for folder in folders if not folder.is_dir()]
         if missing:
-            raise ExpertError(
-                f"{', '.join(missing)}: there is no such folder  (name folders of runs)"
-            )
+            names = ", ".join(missing)
+            raise ExpertError(f"{names}: there is no such folder  (name folders of runs)")
         return cls(roots=tuple(dict.fromkeys(folder.resolve() for folder in folders)))
 
     def search(self, *, now: bool = False) -> None:

@@ -233,9 +233,7 @@ async def save_upload(parts: AsyncIterator[bytes], root: Path, name: str) -> Pat
                     return file
                 seen += len(chunk)
                 if seen > MAX_BYTES:
-                    raise ActionRefused(
-                        f"uploads are limited to {gib(MAX_BYTES)}; use expert new --from FILE"
-                    )
+                    raise ActionRefused(f"more than {gib(MAX_BYTES)}: use expert new --from FILE")
                 await asyncio.to_thread(stream.write, chunk)
     except BaseException:
         remove_upload(file)

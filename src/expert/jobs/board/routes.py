@@ -126,12 +126,9 @@ def _job_of(request: Request) -> StartedCommand:
 # --- views ---------------------------------------------------------------------------------------
 
 
-async def _view(request: Request, kind: str, name: str = "") -> View:
-    """The view of this kind, of what the path or `name` names."""
-    board, name = (
-        _board(request, writable=kind == "chat"),
-        name or request.path_params.get("id", ""),
-    )
+async def _view(request: Request, kind: str) -> View:
+    """The view of this kind, of what the path names."""
+    board, name = _board(request, writable=kind == "chat"), request.path_params.get("id", "")
     make: Callable[[], View]
     match kind:
         case "runs":
@@ -262,10 +259,8 @@ async def _upload(request: Request) -> Response:
     await asyncio.to_thread(places.search, now=True)
     found = next((found for found in places.of_kind("manifest") if found.path == manifest), None)
     if found is None:  # in a folder that is not searched, such as "final"
-        raise ActionRefused(
-            f"{manifest} was created, but the board does not search that folder  (train it with "
-            f"expert train --manifest {manifest})"
-        )
+        fix = f"train it with expert train --manifest {manifest}"
+        raise ActionRefused(f"{manifest} was created in a folder that is not searched  ({fix})")
     return JSONResponse({"go": f"/manifest/{found.id}"})
 
 

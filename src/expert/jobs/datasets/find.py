@@ -233,10 +233,9 @@ def consolidate(users: Sequence[DatasetUser], destination: Path) -> list[Consoli
         done.append(own)
     if problems:
         shown = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
-        raise DataError(
-            f"{destination}: nothing was copied, no file is ever overwritten\n{shown}\n"
-            "  (remove what is old, or name another folder with --consolidate)"
-        )
+        fix = "remove what is old, or name another folder with --consolidate"
+        what = f"{destination}: nothing was copied, no file is ever overwritten"
+        raise DataError(f"{what}\n{shown}\n  ({fix})")
     for target, source in sources.items():
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -117,10 +117,8 @@ def profile(read: ReadManifest, *, updates: int, folder: Path | None = None, **h
 
     done = run_briefly(read, updates=SETTLING + updates + 1, through=profiled, **how)
     if not seen:
-        raise ExpertError(
-            f"--profile: the run has too few steps: {SETTLING} warm up, then some are traced  "
-            "(more epochs, or a smaller batch_size)"
-        )
+        what = f"the run has too few steps: {SETTLING} warm up, then some are traced"
+        raise ExpertError(f"--profile: {what}  (more epochs, or a smaller batch_size)")
     name = f"{folder_name(done.plan.expert)}-{datetime.now(UTC):%Y%m%d-%H%M%S}.trace.json.gz"
     place.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tmp-trace-", dir=place) as temporary:

@@ -71,10 +71,8 @@ def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | 
     elif adapter and plan.adapter.modules_to_save:
         why = "embedding and head are trained whole, which it cannot hold  (use --gguf q8_0)"
     elif not adapter and gguf not in FILE_TYPES:
-        why = (
-            f"this type is not supported  (use {', '.join(FILE_TYPES)}; for others, export f16 "
-            "and run llama-quantize of llama.cpp)"
-        )
+        fix = "for others, export f16 and run llama-quantize of llama.cpp"
+        why = f"this type is not supported  (use {', '.join(FILE_TYPES)}; {fix})"
     elif importlib.util.find_spec("gguf") is None:
         why = f"the gguf package is not installed  ({pip_install('gguf')})"
     if why:
@@ -128,10 +126,8 @@ def write_gguf_model(
         notes.append(f"the quality lost by quantising is unknown: {unknown}")
     window = window_of(model.config)
     if window and not family.windows and window < model.config.max_position_embeddings:
-        notes.append(
-            f"llama.cpp ignores this model's sliding window of {window:,} tokens: longer "
-            "conversations get different answers"
-        )
+        what = f"llama.cpp ignores this model's sliding window of {window:,} tokens"
+        notes.append(f"{what}: longer conversations get different answers")
     notes += _write_modelfile(expected, trained, target, file)
     return Written(file=file, difference=difference, quality=quality, notes=tuple(notes))
 
@@ -174,10 +170,8 @@ def write_adapter(
     unsupported += [name for name in odd if settings.get(name)]
     if unsupported:
         shown = ", ".join(sorted(unsupported)[:3])
-        raise ExpertError(
-            f"--gguf-adapter: llama.cpp cannot load {shown}  (write the merged model with "
-            "--gguf q8_0)"
-        )
+        fix = "write the merged model with --gguf q8_0"
+        raise ExpertError(f"--gguf-adapter: llama.cpp cannot load {shown}  ({fix})")
     tensors = {key: value for pair in pairs.values() for key, value in sorted(pair.items())}
     writer = new_writer(path, family, about, None)
     writer.add_string("adapter.type", "lora")

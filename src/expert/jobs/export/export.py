@@ -167,10 +167,7 @@ def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> st
         raise ExpertError(f"{file}: {refusal}  ({fix}, or export it anyway with --allow-failed)")
     if found.checkpoint not in ("", choice.name):
         done = "passed the quality gate" if found.passed else "was validated"
-        return (
-            f"{found.checkpoint} {done}, but {choice.name} is exported  (validate it with expert "
-            f"validate {run})"
-        )
+        return f"{found.checkpoint} {done}, but {choice.name} is exported  (expert validate {run})"
     return ""
 
 
@@ -197,16 +194,13 @@ def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
 def check_target_folder(to: Path) -> None:
     """ExpertError unless the target is missing or an empty folder, and can be written."""
     if to.is_symlink():  # publishing would replace the link itself
-        raise ExpertError(
-            f"{to}: is a link to {to.readlink()}  (name that folder itself, or a new one)"
-        )
+        raise ExpertError(f"{to}: is a link to {to.readlink()}  (name that folder, or a new one)")
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise ExpertError(f"{to}: exists already  (name a new folder: nothing is overwritten)")
     # The finished export is renamed to `to`, replacing an empty folder.
     if to.resolve() == Path.cwd():
-        raise ExpertError(
-            f"{to}: is the folder you are in, which cannot be replaced  (name a new folder in it)"
-        )
+        what = "is the folder you are in, which cannot be replaced"
+        raise ExpertError(f"{to}: {what}  (name a new folder in it)")
     above = next(place for place in to.absolute().parents if place.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=above):
@@ -214,9 +208,8 @@ def check_target_folder(to: Path) -> None:
     except OSError as error:
         if said := disk_full_message(error):
             raise disk_full_error(to, said) from error
-        raise ExpertError(
-            f"{to}: cannot be written: {error.strerror}  (fix that, or name another folder)"
-        ) from error
+        why = f"cannot be written: {error.strerror}"
+        raise ExpertError(f"{to}: {why}  (fix that, or name another folder)") from error
 
 
 # --- writing and checking ------------------------------------------------------------------------

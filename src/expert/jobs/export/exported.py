@@ -94,14 +94,10 @@ class Exported:
         found = [warning for warning in (self.validation, self.base) if warning]
         lost = self.adapter_effect is not None and self.share > 0.5 * self.adapter_effect
         if lost and self.kind == "merged" and self.tolerance is not None:
-            found.append(
-                f"rounding to {self.dtype} moves the logits by {self.share:.1%} of their spread, "
-                f"the adapter by {self.adapter_effect:.1%}  (merge with --dtype fp32, or export "
-                "the adapter)"
-            )
+            what = f"rounding to {self.dtype} moves the logits by {self.share:.1%} of their spread"
+            fix = "merge with --dtype fp32, or export the adapter"
+            found.append(f"{what}, the adapter by {self.adapter_effect:.1%}  ({fix})")
         if self.unquantised:
-            found.append(
-                "the base was quantised in training and is not in the export: answers may differ "
-                "from those that were validated"
-            )
+            what = "the base was quantised in training and is not in the export"
+            found.append(f"{what}: answers may differ from those that were validated")
         return [*found, *self.notes]

@@ -63,18 +63,14 @@ def check_export(folder: Path, *, allow_failed: bool) -> dict[str, Any]:
     """The record of an export; raises unless it is unchanged and passed its quality gate."""
     origin = read_object_or_empty(folder / EXPORT_RECORD)
     if not origin or not (folder / DONE).is_file():
-        raise CannotPush(
-            f"{folder}: is not an export: {EXPORT_RECORD} or {DONE} is missing  "
-            "(make one with expert export RUN --to FOLDER)"
-        )
+        what = f"is not an export: {EXPORT_RECORD} or {DONE} is missing"
+        raise CannotPush(f"{folder}: {what}  (make one with expert export RUN --to FOLDER)")
     if fault := damage(folder):
         raise Damaged(f"{folder}: {fault}  (export it again)")
     gate = origin.get("gate")
     refused = str(gate.get("refused") or "") if isinstance(gate, dict) else "it has no verdict"
     if refused and not allow_failed:
-        raise ExpertError(
-            f"{folder}: {refused}  (train longer, or push it anyway with --allow-failed)"
-        )
+        raise ExpertError(f"{folder}: {refused}  (train longer, or push with --allow-failed)")
     return dict(origin)
 
 
@@ -102,11 +98,9 @@ def push(
         with _readable_errors(repository):
             api.create_repo(repository, private=not public, exist_ok=True)
             if api.model_info(repository).private is public:
-                raise CannotPush(
-                    f"{repository}: is {'private' if public else 'public'} on the hub, and a push "
-                    f"does not change that  ({'leave out' if public else 'add'} --public, or name "
-                    "another repository)"
-                )
+                is_now, option = ("private", "leave out") if public else ("public", "add")
+                what = f"{repository}: is {is_now} on the hub, and a push does not change that"
+                raise CannotPush(f"{what}  ({option} --public, or name another repository)")
             commit = api.upload_folder(
                 repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=[]
             )
@@ -137,11 +131,8 @@ def _readable_errors(repository: str) -> Iterator[None]:
         why = redacted(" ".join(f"{f'{status}, ' if status else ''}{why}".split()))[:300]
         changed_or_busy = status in (409, 412, 429)
         if isinstance(error, ValueError) or (status and status < 500 and not changed_or_busy):
-            raise CannotPush(
-                f"{repository}: the hub refused the push: {why}  (the token of HF_TOKEN or hf auth "
-                "login must be valid and may write there)"
-            ) from error
-        raise HubUnavailable(
-            f"{repository}: the hub cannot be reached or is unavailable: {why}  (repeat the "
-            "command: what was uploaded is not sent again)"
-        ) from error
+            fix = "the token of HF_TOKEN or hf auth login must be valid and may write there"
+            raise CannotPush(f"{repository}: the hub refused the push: {why}  ({fix})") from error
+        what = f"the hub cannot be reached or is unavailable: {why}"
+        fix = "repeat the command: what was uploaded is not sent again"
+        raise HubUnavailable(f"{repository}: {what}  ({fix})") from error

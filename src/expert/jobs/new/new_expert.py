@@ -140,10 +140,8 @@ def new_expert(
 
     folder = (into or Path()) / name
     if not _NAME.fullmatch(name):
-        raise ExpertError(
-            f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
-            "where the folder goes)"
-        )
+        fix = "letters, digits, dots and dashes; --output sets where the folder goes"
+        raise ExpertError(f"{name!r}: is not a valid name  ({fix})")
     _refuse_full(folder)
     chosen = NAMES.get(template or "", template)
     if chosen is not None and chosen not in STARTERS:
@@ -281,10 +279,8 @@ def _refuse_full(folder: Path) -> None:
 def _base(name: str, folder: Path) -> tuple[str, StartingPoint]:
     """The base model under its name in the manifest, and settings for its size."""
     if name == CHAR_GPT:
-        raise ExpertError(
-            f"--model {CHAR_GPT}: needs no manifest  (expert train --dataset FILE trains it on a "
-            "text)"
-        )
+        fix = "expert train --dataset FILE trains it on a text"
+        raise ExpertError(f"--model {CHAR_GPT}: needs no manifest  ({fix})")
     if name.endswith(".gguf"):
         name = str(base_from_gguf(Path(name)))
     if is_model_folder(Path(name)):
@@ -293,10 +289,7 @@ def _base(name: str, folder: Path) -> tuple[str, StartingPoint]:
     if found.place == "hub" and found.shape is None and not is_hub_id(name):
         near = near_model(name, folder)
         fix = f"did you mean {near!r}?" if near else "name a folder, or owner/model of the hub"
-        raise ExpertError(
-            f"--model {name}: is not on this machine, and is not a model that is known by name  "
-            f"({fix})"
-        )
+        raise ExpertError(f"--model {name}: is not on this machine, nor known by name  ({fix})")
     return name, starting_point(name, found.shape)
 
 
@@ -354,10 +347,8 @@ def _examine_rows(data: Path, asked: dict[str, Any]) -> tuple[dict[str, Any], st
     turns = [turn for one in examples for turn in one.turns]
     notes = list(_notes_on_files(data)) if data.is_dir() else []
     if asked.get("preference_rows") == PAIRS:
-        notes.append(
-            "method dpo: rows have a preferred and a rejected answer  (--preferred trains on the "
-            "preferred ones alone)"
-        )
+        what = "method dpo: rows have a preferred and a rejected answer"
+        notes.append(f"{what}  (--preferred trains on the preferred ones alone)")
     found = {
         "columns": columns.used(),
         "unused": columns.unused(seen),
@@ -428,9 +419,8 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
         if saved_splits(data) is None:
             files = [file for files in files_by_split(data, None).values() for file in files]
         elif folder.resolve().is_relative_to(data.resolve()):
-            raise ExpertError(
-                f"--from {data}: the new folder would be inside it  (--output sets where it goes)"
-            )
+            fix = "--output sets where it goes"
+            raise ExpertError(f"--from {data}: the new folder would be inside it  ({fix})")
         copies = {file: rows / file.relative_to(data) for file in files}
     for file, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -87,9 +87,7 @@ def choose_length(opened: Opened, context: int | None) -> LengthChoice:
         bound = f"the model sees {length:,} tokens"
     warning = f"{cut:.1%} of the rows are longer and are cut: {bound}"
     if cut > MOST_LOST:
-        raise DataError(
-            f"{warning}  (divide the rows, or name a model that sees more with --model)"
-        )
+        raise DataError(f"{warning}  (divide the rows, or name a --model that sees more)")
     return LengthChoice(length, looked, template, warning if cut > MAX_CUT_SHARE else "")
 
 

@@ -87,12 +87,8 @@ class Reply:
                 message = {"role": "assistant", "content": text, "refusal": None, **called}
                 what = {"message": message}
             choices.append(self._choice(answer.number, reason, answer.scored, **what))
-        return {
-            **self._head(chunk=False),
-            "choices": choices,
-            "usage": self.usage(),
-            **self._noted(),
-        }
+        told = {"usage": self.usage(), **self._noted()}
+        return {**self._head(chunk=False), "choices": choices, **told}
 
     def chunks(self, piece: TextPiece | Answer) -> list[dict[str, Any]]:
         """The chunks to stream for a piece of text, or for the end of an answer."""

@@ -67,9 +67,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
         raise ExpertError(f"--host {host}: {error.strerror}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ExpertError(
-                f"port {port} is in use by another program  (--port NUMBER; 0 takes a free one)"
-            ) from None
+            what = f"port {port} is in use by another program"
+            raise ExpertError(f"{what}  (--port NUMBER; 0 takes a free one)") from None
         raise ExpertError(f"{host}:{port}: {error.strerror}  (--host, --port)") from None
 
 

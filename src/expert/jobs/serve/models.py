@@ -140,9 +140,8 @@ def _bases(sources: Sequence[ServedSource]) -> list[ServedSource]:
     found = []
     for number, source in enumerate({_base_of(one.plan): one for one in sources}.values(), 1):
         if source.state == EXPORT and source.plan.adapter.type == "none":
-            raise ExpertError(
-                f"--with-base: {source.path} is merged and has no base  (leave --with-base out)"
-            )
+            what = f"{source.path} is merged and has no base"
+            raise ExpertError(f"--with-base: {what}  (leave --with-base out)")
         name = BASE if number == 1 else f"{BASE}-{number}"
         load = partial(load_base, source.plan)
         found.append(replace(source, name=name, state=BASE, load=load, notes=()))
@@ -160,17 +159,14 @@ def _source(place: str, checkpoint: str | None) -> ServedSource:
     else:
         raise ExpertError(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
     if found.plan.model.name == CHAR_GPT:
-        raise ExpertError(
-            f"{found.path}: the character model has no conversations to answer  (expert sample "
-            "continues its text)"
-        )
+        what = "the character model has no conversations to answer"
+        raise ExpertError(f"{found.path}: {what}  (expert sample continues its text)")
     safe = re.sub(r"[^A-Za-z0-9._:-]+", "-", found.name).strip("-._:")
     name = given_name or safe or found.path.name
     if not _NAME.fullmatch(name):
-        raise ExpertError(
-            f"{visible(place)}: {visible(name)!r} cannot be the name of a model  (up to 100 "
-            "letters, digits and . _ : -; set one with NAME=FOLDER)"
-        )
+        what = f"{visible(place)}: {visible(name)!r} cannot be the name of a model"
+        fix = "up to 100 letters, digits and . _ : -; set one with NAME=FOLDER"
+        raise ExpertError(f"{what}  ({fix})")
     return replace(found, name=name)
 
 
@@ -335,10 +331,9 @@ def _load_export(
     here = BaseWeights(plan)()["weights"] or ""
     # A hub commit cannot be compared with a hash of files.
     if here != trained_on and here.split()[:1] == trained_on.split()[:1]:
-        raise ExpertError(
-            f"{plan.model.location}: its weights are not those {path} was trained on  (put the "
-            "right ones there, or export the run with --merged)"
-        )
+        what = f"its weights are not those {path} was trained on"
+        fix = "put the right ones there, or export the run with --merged"
+        raise ExpertError(f"{plan.model.location}: {what}  ({fix})")
     from peft import PeftModel
 
     in_float32 = plan.kernels.precision != "bf16" or plan.adapter.type in IN_FLOAT32

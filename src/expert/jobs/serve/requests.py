@@ -63,16 +63,16 @@ ACCEPTED_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
 Request = TypeVar("Request", bound="_Common")
 
 
-class _StreamOptions(BaseModel):
+class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+
+class _StreamOptions(_Strict):
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class _NamedSchema(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _NamedSchema(_Strict):
     name: str = Field("", max_length=200)
     description: str | None = None
     strict: bool | None = None
@@ -86,9 +86,7 @@ class _NamedSchema(BaseModel):
         return schema
 
 
-class _ResponseFormat(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _ResponseFormat(_Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _NamedSchema | None = None
 
@@ -106,10 +104,8 @@ class _ResponseFormat(BaseModel):
         return self
 
 
-class _Common(BaseModel):
+class _Common(_Strict):
     """What can be asked of both addresses."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str = Field(max_length=200)
     max_tokens: int | None = Field(None, ge=1, le=MAX_ANSWER_TOKENS)
@@ -257,9 +253,8 @@ def _turns(messages: list[dict[str, Any]]) -> tuple[Turn, ...]:
     for number, message in enumerate(messages, 1):
         unknown = [name for name in unused_fields([message]) if message[name]]
         if unknown:
-            raise RowError(
-                f"messages[{number}]: unknown field {visible(unknown[0], keep='')[:100]!r}"
-            )
+            field = visible(unknown[0], keep="")[:100]
+            raise RowError(f"messages[{number}]: unknown field {field!r}")
     turns = turns_in(messages, "messages")
     if turns[-1].role not in ("user", "tool"):
         raise RowError("the last message must have the role user or tool")

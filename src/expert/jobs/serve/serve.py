@@ -123,10 +123,8 @@ def _token(given: str, host: str) -> tuple[str, str]:
     if is_loopback(host):
         return given, ""
     if given and len(given) < MIN_TOKEN_LENGTH:
-        raise ExpertError(
-            f"{TOKEN}: a token for other machines needs at least {MIN_TOKEN_LENGTH} characters  "
-            "(leave it out to generate one)"
-        )
+        what = f"a token for other machines needs at least {MIN_TOKEN_LENGTH} characters"
+        raise ExpertError(f"{TOKEN}: {what}  (leave it out to generate one)")
     made = "" if given else secrets.token_urlsafe(24)
     return given or made, made
 

@@ -270,11 +270,8 @@ def _more_rows(draft: PlanDraft, rows: int, most: int) -> Iterator[int]:
 
 def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
     """The time from the start to the end of the run, as a range, on the card that was measured."""
-    path, steps, tokens = (
-        "length.expected_seconds",
-        draft["length.total_steps"],
-        total_tokens(draft),
-    )
+    path, steps = "length.expected_seconds", draft["length.total_steps"]
+    tokens = total_tokens(draft)
     passes = draft["batch.accumulation"] or 1
     card = draft.target.card
     time = pass_seconds_of(draft, work, passes) if work is not None else None

@@ -68,11 +68,9 @@ def settle_length(draft: PlanDraft) -> None:
         total, because = limit, "max_steps"
     elif limit and limit > total:
         ends = "ends" if epochs == 1 else "end"
-        text = (
-            f"{epochs_in_words(epochs)} {ends} after {counted(total, 'step')}, before the {limit} "
-        )
-        text += "of max_steps  (raise epochs to train longer)"
-        draft.supersede(MAX_STEPS, text)
+        text = f"{epochs_in_words(epochs)} {ends} after {counted(total, 'step')}"
+        fix = "raise epochs to train longer"
+        draft.supersede(MAX_STEPS, f"{text}, before the {limit} of max_steps  ({fix})")
     draft.settle("length.total_steps", total, because, source)
     if rows == 0:
         draft.warn("length.rows", f"there are no rows to train on: {survey.because}")

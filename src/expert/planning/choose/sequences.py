@@ -83,20 +83,16 @@ def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
 
 def settle_widths(draft: PlanDraft) -> None:
     """Whether the sequences of a batch lie end to end, or batches are trimmed to the fullest."""
-    known, captured, attention = (
-        draft.packed_rows,
-        draft["kernels.cuda_graphs"],
-        "kernels.attention",
-    )
+    known, attention = draft.packed_rows, draft["kernels.attention"]
     fixed, fill, flat, trim = "", 1.0, False, False
-    if captured and not captured_flat(draft, draft[attention]):
+    if draft["kernels.cuda_graphs"] and not captured_flat(draft, attention):
         fixed = "CUDA graphs need a fixed width"
-    if draft[attention] == "flex":
+    if attention == "flex":
         fixed = "FlexAttention is compiled for a fixed width"
     if draft["kernels.compile"]:
         fixed = "compiled blocks need a fixed batch width"
     because = fixed or "sequences are rows of a matrix for this attention"
-    if not fixed and draft.packed and draft.on_gpu and draft[attention] in VARLEN_ATTENTION:
+    if not fixed and draft.packed and draft.on_gpu and attention in VARLEN_ATTENTION:
         because = "it is not known yet how full sequences are"
         if known is not None:
             passes = draft["batch.accumulation"]
@@ -162,10 +158,9 @@ def settle_sequences(draft: PlanDraft) -> None:
         draft.warn(path, f"longer than the {context} positions the model was trained on")
     tokens = draft.soft_tokens
     if tokens >= length:  # the manifest may have left the length open
-        raise ExpertError(
-            f"soft_prompts: {tokens} tokens leave no room for text in sequences of {length}  (use "
-            "fewer tokens, or a larger training.config.max_seq_length)"
-        )
+        what = f"{tokens} tokens leave no room for text in sequences of {length}"
+        fix = "use fewer tokens, or a larger training.config.max_seq_length"
+        raise ExpertError(f"soft_prompts: {what}  ({fix})")
     asked = draft.config.packing
     if asked == "auto" or draft.config.method in PREFERENCES:
         because = "several rows to a sequence, documents kept apart, rows per step unchanged"

@@ -90,9 +90,7 @@ def visible_gpus(
     ]
     # CUDA puts the fastest card first, NVML goes by slot: numbers may differ on mixed machines
     if len({gpu.name.value for gpu in shown}) > 1 and "CUDA_DEVICE_ORDER" not in environ:
-        notes.append(
-            "the cards differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID so that CUDA numbers them alike"
-        )
+        notes.append("the cards differ: CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA number them alike")
     return shown, "; ".join(filter(None, notes))
 
 

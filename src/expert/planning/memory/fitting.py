@@ -132,8 +132,7 @@ def peak_bytes(draft: PlanDraft, work: Workload) -> int:
 
 def estimate_here(draft: PlanDraft, work: Workload) -> MemoryEstimate:
     """The estimate for this device."""
-    device = "cuda" if draft.on_gpu else "cpu"
-    return estimate(work).on(device)
+    return estimate(work).on(draft.target.device)
 
 
 def largest_batch(draft: PlanDraft, work: Workload, most: int, budget: int) -> int:

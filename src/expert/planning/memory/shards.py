@@ -65,10 +65,7 @@ def shared_parts(parts: dict[str, float], work: Workload, width: int) -> dict[st
         return {**parts, "gradient_sum": reduce_buffer_bytes(work)}
     share = 0.0 if work.offload else 1 / work.shards
     rest = width * work.shape.rest_parameters
-    kept = {
-        **parts,
-        "base_weights": share * parts["base_weights"],
-    }
+    kept = {**parts, "base_weights": share * parts["base_weights"]}
     if not work.is_full_finetune:
         stored = parts["base_weights"] + parts["quantisation_tables"]
         block = max(0.0, stored - rest) / work.shape.layers

@@ -229,10 +229,8 @@ def _faults_beside(config: Mapping[str, Any], tensors: Mapping[str, list[int]]) 
         return
     # Sizes of unusual models are not exact; those of a malicious one are far beyond.
     if described > 2 * stored:
-        yield (
-            f"config.json describes {count(described)} parameters, but the weights have "
-            f"{count(stored)}"
-        )
+        weights = f"the weights have {count(stored)}"
+        yield f"config.json describes {count(described)} parameters, but {weights}"
 
 
 def _header(file: Path) -> dict[str, list[int]]:
@@ -243,9 +241,8 @@ def _header(file: Path) -> dict[str, list[int]]:
         if size < 8 or length > size - 8:
             raise _Unfit("not a safetensors file, or cut off")
         if length > _MAX_HEADER_BYTES:
-            raise _Unfit(
-                f"its header has {gib(length)}; no more than {gib(_MAX_HEADER_BYTES)} are read"
-            )
+            most = gib(_MAX_HEADER_BYTES)
+            raise _Unfit(f"its header has {gib(length)}; no more than {most} are read")
         try:
             header = json.loads(stream.read(length))
         except RecursionError:

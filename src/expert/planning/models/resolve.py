@@ -62,10 +62,8 @@ def resolve_model(
     if name == TINY:
         own = BUILT_IN / name
         if not is_model_folder(own):
-            raise ExpertError(
-                f"base_models[].name: {name} is not part of this build  (name another model; a "
-                f"folder of your own is ./{name})"
-            )
+            fix = f"name another model; a folder of your own is ./{name}"
+            raise ExpertError(f"base_models[].name: {name} is not part of this build  ({fix})")
         tiny = _found(name, "built-in", own, "comes with the package")
         return replace(tiny, weights=weights_hash_prefix(own))
     local = portable(name)
@@ -279,10 +277,8 @@ def check_text_only(config: Mapping[str, Any], file: Path) -> None:
     classes = [str(name) for name in named] if isinstance(named, list) else []
     part = part or next((name for name in classes if _MEDIA_CLASS.search(name)), None)
     if part is not None:
-        raise NotATextModel(
-            f"base_models[].name: {file} ({part}) is a model for images or sound; only text is "
-            "trained  (name a text-only model)"
-        )
+        what = f"{file} ({part}) is a model for images or sound; only text is trained"
+        raise NotATextModel(f"base_models[].name: {what}  (name a text-only model)")
 
 
 def char_gpt_shape(size: CharGptShape) -> ModelShape:

@@ -134,9 +134,8 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
             text = "nothing was saved yet: this run starts at step 0"
             session.emit("warning", step=0, text=text)
             return
-        raise CheckpointError(
-            f"{checkpoint}: there is no checkpoint to resume from  (start over without --resume)"
-        )
+        what = "there is no checkpoint to resume from"
+        raise CheckpointError(f"{checkpoint}: {what}  (start over without --resume)")
     groups, saved = load_checkpoint(found)
     state = TrainState.from_json(saved["state"])
     # Changes made after failures belong to the run itself.

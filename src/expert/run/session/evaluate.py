@@ -65,7 +65,7 @@ def _evaluate_fitting(
         try:
             world = session.group.world
             shape = evaluation_shape(plan, _evaluated(session), rows=rows, world=world)
-            bins = evaluated_bins(plan, split.index, _most_rows(session, split))
+            bins = evaluated_bins(plan, split.index, session.data.most_rows(split, plan))
             rows = min(rows, -(-len(bins) // world.size))
             with split_batches(
                 plan, split, rows=rows, device=session.device, world=world, shape=shape, bins=bins
@@ -92,15 +92,11 @@ def _evaluate_fitting(
         fall_back(session, after, type(failure).__name__)
 
 
-def _most_rows(session: Session, split: PreparedSplit) -> int | None:
-    return session.plan.watch.eval_rows if split is session.data.validation else None
-
-
 def _shown(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
     """Pass batches on and report how many rows were launched. Never waits for the device, which is
     at most a few batches behind."""
     index, launched, report = split.index, 0, session.callbacks.evaluating
-    rows, most = index.examples, _most_rows(session, split)
+    rows, most = index.examples, session.data.most_rows(split, session.plan)
     if most is not None and rows > most:
         rows = round(rows * len(evaluated_bins(session.plan, index, most)) / index.bins)
     report(split.name, 0, rows)

@@ -21,6 +21,12 @@ from expert.run.session.session import Session, loading_seconds, model_of, savin
 from expert.run.stored.changes import finished_before
 from expert.training.checkpoint import CheckpointError, bytes_needed, check_space, load_checkpoint
 
+FACTS = (
+    *("loss", "smoothed_loss", "seconds", "steps_per_second"),
+    *("tokens", "tokens_per_second", "median_tokens_per_second"),
+)
+"""Of the whole run, in its last event."""
+
 
 def finished(session: Session, *, early: bool) -> RunResult:
     if session.keeps:
@@ -43,18 +49,12 @@ def finished(session: Session, *, early: bool) -> RunResult:
     session.emit(
         "finished",
         step=state.done,
-        loss=facts["loss"],
-        smoothed_loss=facts["smoothed_loss"],
+        **{name: facts[name] for name in FACTS},
         eval_loss=_best_loss(session),
         last_eval_loss=last_eval_loss(session),
         test_loss=test_loss,
-        seconds=facts["seconds"],
         wall_seconds=time.monotonic() - session.opened.began,
         earlier_seconds=session.instruments.meter.earlier_seconds,
-        tokens=facts["tokens"],
-        tokens_per_second=facts["tokens_per_second"],
-        median_tokens_per_second=facts["median_tokens_per_second"],
-        steps_per_second=facts["steps_per_second"],
         early=early,
         final=str(final),
     )
@@ -79,11 +79,8 @@ def already_finished(opened: Opened, resumed: Resumed) -> RunResult | None:
         folder=folder.path,
         exit_code=EXIT_OK,
         steps=int(end.get("step") or 0),
-        loss=end.get("loss"),
-        eval_loss=end.get("eval_loss"),
-        test_loss=end.get("test_loss"),
+        **{name: end.get(name) for name in ("loss", "eval_loss", "test_loss", "last_eval_loss")},
         final=folder.final,
-        last_eval_loss=end.get("last_eval_loss"),
         held_out=_has_held_out_rows(opened.data),
         nothing_left=True,
         warnings=opened.warnings,

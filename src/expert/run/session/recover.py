@@ -160,10 +160,9 @@ def recover_from_trouble(session: Session, ending: Ending, *, sound: bool = True
     else:
         words = f"the loss spiked to {what.loss:.3g} from {what.median:.3g} at step {what.step + 1}"
     session.emit("stopped", step=session.state.done, reason=words, exit_code=EXIT_RUN_FAILED)
-    raise RunFailed(
-        f"{words}{kept}  (look at these rows, lower learning_rate or lengthen warmup_steps; "
-        "on_not_finite, on_loss_spike and max_rollbacks set what is tried first)"
-    )
+    fix = "look at these rows, lower learning_rate or lengthen warmup_steps"
+    keys = "on_not_finite, on_loss_spike and max_rollbacks set what is tried first"
+    raise RunFailed(f"{words}{kept}  ({fix}; {keys})")
 
 
 def save_after_data_failure(session: Session) -> str:

@@ -54,7 +54,7 @@ class Reference:
 
     def measured(self, *splits: PreparedSplit | None) -> RunData:
         """The data with a reference for these splits, from a file or from the model."""
-        began, found, read = time.monotonic(), {}, 0
+        began, found, read = time.monotonic(), dict[str, Any](), 0
         weights = weights_of(self.plan.model)
         for split in filter(None, splits):
             file = self._file_of(split, weights)
@@ -75,12 +75,7 @@ class Reference:
         how = "read" if read == len(found) else "measured"
         rows = sum(len(self._needed(split)) for split in filter(None, splits))
         self.emit("reference", rows=rows, how=how, seconds=time.monotonic() - began)
-        return replace(
-            self.data,
-            train=found.get("train", self.data.train),
-            validation=found.get("validation", self.data.validation),
-            test=found.get("test", self.data.test),
-        )
+        return replace(self.data, **found)
 
     def _file_of(self, split: PreparedSplit, weights: str | None) -> Path:
         """Where the reference of a split is kept; its name follows from all that determines it."""
@@ -100,15 +95,13 @@ class Reference:
         """The documents of a split that the run uses."""
         plan, index = self.plan, split.index
         if split is not self.data.train:
-            return index.documents_in(evaluated_bins(plan, index, self._most_rows(split)))
+            most = self.data.most_rows(split, plan)
+            return index.documents_in(evaluated_bins(plan, index, most))
         _, order = self.data.prepared
         total = plan.length.total_steps
         if total is None or total >= order.steps_per_epoch:
             return index.piece_document
         return index.documents_in(np.concatenate([step.bins for step in order.steps(0, total)]))
-
-    def _most_rows(self, split: PreparedSplit) -> int | None:
-        return self.plan.watch.eval_rows if split is self.data.validation else None
 
     def _measure(self, split: PreparedSplit) -> Logps:
         plan, engine, answers = self.plan, self.built.engine, self.plan.objective.branches
@@ -142,7 +135,7 @@ class Reference:
         """The micro-batches of the first epoch, or of an evaluation."""
         plan, data, device, world = self.plan, self.data, self.device, self.group.world
         if split is not data.train:
-            bins = evaluated_bins(plan, split.index, self._most_rows(split))
+            bins = evaluated_bins(plan, split.index, data.most_rows(split, plan))
             rows = plan.batch.eval_batch
             with split_batches(
                 plan, split, rows=rows, device=device, world=world, bins=bins

@@ -38,22 +38,18 @@ def choose(folder: RunFolder, asked: str) -> Choice:
     if asked == FINAL and (folder.final / DONE).is_file():
         return _whole_final(folder, FINAL)
     if asked == FINAL:
-        raise ExpertError(
-            f"{folder.final}: there is no finished expert: {damage(folder.final)}  (let the run "
-            f"finish with --resume; {_offer(folder)})"
-        )
+        what = f"there is no finished expert: {damage(folder.final)}"
+        fix = f"let the run finish with --resume; {_offer(folder)}"
+        raise ExpertError(f"{folder.final}: {what}  ({fix})")
     if asked == BEST:
         return _best(folder)
     if number is None:
-        raise ExpertError(
-            f"--checkpoint {asked}: is neither final nor best nor a step number  ({_offer(folder)})"
-        )
+        what = "is neither final nor best nor a step number"
+        raise ExpertError(f"--checkpoint {asked}: {what}  ({_offer(folder)})")
     step = int(number[1])
     path = folder.checkpoints / checkpoint_name(step)
     if not (path / DONE).is_file():
-        raise ExpertError(
-            f"{folder.path}: there is no checkpoint of step {step}  ({_offer(folder)})"
-        )
+        raise ExpertError(f"{folder.path}: no checkpoint of step {step}  ({_offer(folder)})")
     return Choice(name=path.name, path=path, step=step)
 
 
@@ -62,10 +58,8 @@ def _whole_final(folder: RunFolder, name: str) -> Choice:
     its answers."""
     fault = damage(folder.final, contents=False) or cached_damage(folder.final)
     if fault:
-        raise Damaged(
-            f"{folder.final}: it was changed after the run: {fault}  (take a checkpoint or train "
-            f"again; {_offer(folder, but=FINAL)})"
-        )
+        fix = f"take a checkpoint or train again; {_offer(folder, but=FINAL)}"
+        raise Damaged(f"{folder.final}: it was changed after the run: {fault}  ({fix})")
     return Choice(name=name, path=folder.final, step=None)
 
 
@@ -84,17 +78,15 @@ def _best(folder: RunFolder) -> Choice:
         elif kind == "finished":
             last = step
     if not best:
-        raise ExpertError(
-            f"{folder.path}: no evaluation recorded a best checkpoint  ({_offer(folder)})"
-        )
+        what = "no evaluation recorded a best checkpoint"
+        raise ExpertError(f"{folder.path}: {what}  ({_offer(folder)})")
     path = folder.checkpoints / checkpoint_name(best[-1])
     if (path / DONE).is_file():
         return Choice(name=f"best ({path.name})", path=path, step=best[-1])
     if best[-1] in (taken, last) and (folder.final / DONE).is_file():
         return _whole_final(folder, f"best ({FINAL})")
-    raise ExpertError(
-        f"{folder.path}: the best checkpoint, {path.name}, is not kept  ({_offer(folder)})"
-    )
+    what = f"the best checkpoint, {path.name}, is not kept"
+    raise ExpertError(f"{folder.path}: {what}  ({_offer(folder)})")
 
 
 def states(folder: RunFolder) -> list[str]:

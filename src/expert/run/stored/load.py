@@ -89,18 +89,15 @@ def base_warning(folder: RunFolder, plan: RunPlan) -> str:
         config = _base_trained_on(folder).get("config")
         if config in (None, config_of(plan.model)):
             return ""
-        return (
-            f"{plan.model.location}: config.json changed since training  (if the answers make no "
-            "sense, restore the old file or train again)"
-        )
+        fix = "if the answers make no sense, restore the old file or train again"
+        return f"{plan.model.location}: config.json changed since training  ({fix})"
     base = built_in_folder(plan.model.name)
     here = weights_hash_prefix(base) if base is not None else None
     if here is None or plan.model.revision == here:
         return ""
-    raise ExpertError(
-        f"{folder.path}: was trained on another `{plan.model.name}` ({plan.model.revision}; this "
-        f"version of Expert comes with {here}): train it again, or use the version it was made with"
-    )
+    trained_on = f"another `{plan.model.name}` ({plan.model.revision}; this version has {here})"
+    fix = "train it again, or use the version it was made with"
+    raise ExpertError(f"{folder.path}: was trained on {trained_on}: {fix}")
 
 
 def _base_trained_on(folder: RunFolder) -> dict[str, Any]:
@@ -158,10 +155,9 @@ def load_trained(
     loaded = _loaded(settled, choice, device, precision, adapter_dtype, run=folder)
     trained_on = weights_trained_on(folder)
     if plan.adapter.type != "full" and trained_on not in (None, weights()["weights"]):
-        raise ExpertError(
-            f"{plan.model.location}: its weights are not those {folder.path} was trained on: put "
-            "the old ones back, or train it again"
-        )
+        what = f"its weights are not those {folder.path} was trained on"
+        fix = "put the old ones back, or train it again"
+        raise ExpertError(f"{plan.model.location}: {what}: {fix}")
     if fused:
         fuse_to_answer(loaded, device)
     return _ready_to_answer(plan, choice, loaded, device)
@@ -202,19 +198,16 @@ def loading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         words = str(error).strip().partition("\n")[0]
-        raise ExpertError(
-            f"{path}: cannot be loaded: {type(error).__name__}: {words}  (its files do not fit "
-            "together: take another checkpoint, or train it again)"
-        ) from error
+        what = f"cannot be loaded: {type(error).__name__}: {words}"
+        fix = "its files do not fit together: take another checkpoint, or train it again"
+        raise ExpertError(f"{path}: {what}  ({fix})") from error
 
 
 def load_base(plan: RunPlan, *, device: torch.device, fused: bool = True) -> Trained:
     """The base of a run without its trained weights, used the same way."""
     if plan.model.name == CHAR_GPT:
-        raise ExpertError(
-            "--baseline base: the character model is trained from scratch, it has no base  "
-            "(name a run)"
-        )
+        what = "the character model is trained from scratch, it has no base"
+        raise ExpertError(f"--baseline base: {what}  (name a run)")
     bare = plan.adapter.model_copy(update={"type": "none", "soft_prompts": []})
     nothing = Choice(name=BASE, path=Path(), step=None)
     loaded = _loaded(plan.model_copy(update={"adapter": bare}), nothing, device)
@@ -261,10 +254,8 @@ def _loaded(
         assert run is not None
         file = run.path / "vocabulary.json"
         if not file.is_file():
-            raise ExpertError(
-                f"{run.path}: vocabulary.json is missing: the characters of the model are unknown  "
-                "(let the run finish with --resume)"
-            )
+            what = "vocabulary.json is missing: the characters of the model are unknown"
+            raise ExpertError(f"{run.path}: {what}  (let the run finish with --resume)")
         characters = str(read_object(file).get("characters", ""))
     with loading(Path(model.location)):
         loaded = load_model(
@@ -334,10 +325,9 @@ def _load_final(loaded: LoadedModel, path: Path) -> None:
         missing = own & set(result.missing_keys)
         if result.unexpected_keys or missing:
             wrong = sorted([*result.unexpected_keys, *missing])
-            raise ExpertError(
-                f"{path}: the adapter does not fit the plan of its run: {', '.join(wrong[:3])}  "
-                "(the run folder was changed; take another checkpoint)"
-            )
+            what = f"the adapter does not fit the plan of its run: {', '.join(wrong[:3])}"
+            fix = "the run folder was changed; take another checkpoint"
+            raise ExpertError(f"{path}: {what}  ({fix})")
     if loaded.soft_prompts is not None:
         rows = soft_prompt_rows(path, loaded.soft_prompts.names)
         with torch.no_grad():

@@ -50,10 +50,8 @@ def find_run(place: Path | None, prefer: Prefer = "newest") -> RunFolder:
     if newest is not None:
         return newest
     if place is None:
-        raise RunFolderError(
-            f"{RUNS}: there is no run below this folder  (name a run folder, or start a run with "
-            "expert train)"
-        )
+        fix = "name a run folder, or start a run with expert train"
+        raise RunFolderError(f"{RUNS}: there is no run below this folder  ({fix})")
     return RunFolder.open(place)
 
 
@@ -77,10 +75,9 @@ def find_expert(place: Path | None, prefer: Prefer = "newest") -> tuple[RunFolde
         if other is not None:  # of another expert, which this manifest does not describe
             return other, None
     if run is None:
-        raise RunFolderError(
-            f"{file}: there is no run of {read.manifest.name} under {parent}  (name a "
-            f"run folder, or train it with expert train --manifest {shell_quoted(file)})"
-        )
+        what = f"there is no run of {read.manifest.name} under {parent}"
+        train = f"expert train --manifest {shell_quoted(file)}"
+        raise RunFolderError(f"{file}: {what}  (name a run folder, or train it with {train})")
     return run, read.folder
 
 
@@ -136,10 +133,8 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
     if resume == "auto":
         newest = latest_run(runs, expert)
         if newest is None:
-            raise RunFolderError(
-                f"--resume: there is no run of {expert} under {runs}  (start one without "
-                "--resume, or name its folder; --resume if-any does either)"
-            )
+            fix = "start one without --resume, or name its folder; --resume if-any does either"
+            raise RunFolderError(f"--resume: there is no run of {expert} under {runs}  ({fix})")
         return newest, newest.checkpoints
     path = Path(resume)
     if checkpoint_step(path.name) is not None:

@@ -51,10 +51,8 @@ def family_of(config: Any) -> Family:
     support it."""
     family = FAMILIES.get(config.model_type)
     if family is None:
-        raise ExpertError(
-            f"--gguf: model_type {config.model_type!r} is not supported  (supported: "
-            f"{', '.join(FAMILIES)}; or export --merged and convert it with llama.cpp)"
-        )
+        fix = f"supported: {', '.join(FAMILIES)}; or export --merged and convert it with llama.cpp"
+        raise ExpertError(f"--gguf: model_type {config.model_type!r} is not supported  ({fix})")
     rope, head, heads = _rope(config), _head_dim(config), config.num_attention_heads
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
     kind, is_phi = rope.get("rope_type", "default"), family.arch == "PHI3"
@@ -76,10 +74,8 @@ def family_of(config: Any) -> Family:
         "its attention is bidirectional": getattr(config, "use_bidirectional_attention", False),
     }
     if wrong := [text for text, applies in problems.items() if applies]:
-        raise ExpertError(
-            f"--gguf: llama.cpp would compute this model differently: {'; '.join(wrong)}  (export "
-            "it with --merged)"
-        )
+        what = f"llama.cpp would compute this model differently: {'; '.join(wrong)}"
+        raise ExpertError(f"--gguf: {what}  (export it with --merged)")
     return family
 
 
@@ -176,9 +172,8 @@ def stored_tensors(model: Any, family: Family) -> list[StoredTensor]:
             continue
         name = file_name(source, family, config)
         if name is None:
-            raise ExpertError(
-                f"--gguf: llama.cpp has no name for the tensor {source}  (export it with --merged)"
-            )
+            what = f"llama.cpp has no name for the tensor {source}"
+            raise ExpertError(f"--gguf: {what}  (export it with --merged)")
         to_file, to_model = tensor_converters(name, family, config)
         stored.append(StoredTensor(name, source, tuple(tensor.shape), to_file, to_model))
     return stored

@@ -128,16 +128,10 @@ def _signed(blocks: Tensor) -> Tensor:
     scales = _codes(scale, d, 127, -128)
     codes = _codes(x, (d.float() * scales)[..., None], 31, -32) + 32
     halves = codes.to(torch.uint8).reshape(-1, 2, 4, 32)
-    low = torch.cat(
-        [
-            (halves[:, :, 0] & 15) | ((halves[:, :, 2] & 15) << 4),
-            (halves[:, :, 1] & 15) | ((halves[:, :, 3] & 15) << 4),
-        ],
-        -1,
-    )
+    low = [(halves[:, :, part] & 15) | ((halves[:, :, part + 2] & 15) << 4) for part in (0, 1)]
     high = reduce(or_, [(halves[:, :, part] >> 4) << (2 * part) for part in range(4)])
     own = scales.to(torch.int8).view(torch.uint8)
-    return torch.cat([low.flatten(1), high.flatten(1), own, d.view(torch.uint8)], 1)
+    return torch.cat([torch.cat(low, -1).flatten(1), high.flatten(1), own, d.view(torch.uint8)], 1)
 
 
 def _fit(x: Tensor) -> Tensor:

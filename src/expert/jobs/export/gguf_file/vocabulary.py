@@ -74,10 +74,8 @@ def vocabulary(
     tokenizer_json: dict[str, Any] = json.loads(encoder.tokenizer.to_str())
     model = tokenizer_json["model"]
     if model["type"] != "BPE":
-        raise ExpertError(
-            f"--gguf: tokenizers of type {model['type']} are not supported  "
-            "(supported: BPE, byte-level or with byte fallback; export it with --merged)"
-        )
+        fix = "supported: BPE, byte-level or with byte fallback; export it with --merged"
+        raise ExpertError(f"--gguf: tokenizers of type {model['type']} are not supported  ({fix})")
     tokens, types, notes = _tokens(tokenizer_json, rows)
     merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
     prefix = False
@@ -162,22 +160,16 @@ def _pre_tokenizer(tokenizer_json: Mapping[str, Any], notes: list[str]) -> str:
     normalizer = tokenizer_json.get("normalizer")
     if pre is None or (normalizer and normalizer["type"] != "NFC"):
         kinds = ", ".join(str(step.get("type")) for step in steps)
-        raise ExpertError(
-            f"--gguf: llama.cpp does not support this pre-tokenizer ({kinds}, normalizer "
-            f"{normalizer and normalizer['type']})  (supported: "
-            f"{', '.join(PRE_TOKENIZERS.values())}; export it with --merged)"
-        )
+        own = f"this pre-tokenizer ({kinds}, normalizer {normalizer and normalizer['type']})"
+        fix = f"supported: {', '.join(PRE_TOKENIZERS.values())}; export it with --merged"
+        raise ExpertError(f"--gguf: llama.cpp does not support {own}  ({fix})")
     if bool(tokenizer_json["model"].get("ignore_merges")) != (pre in _WHOLE_WORDS):
-        notes.append(
-            f"llama.cpp's pre-tokenizer {pre} {'ignores' if pre in _WHOLE_WORDS else 'applies'} "
-            "merges for words in the vocabulary, unlike this tokenizer: rare words may have other "
-            "tokens"
-        )
+        does = "ignores" if pre in _WHOLE_WORDS else "applies"
+        what = f"llama.cpp's pre-tokenizer {pre} {does} merges for words in the vocabulary"
+        notes.append(f"{what}, unlike this tokenizer: rare words may have other tokens")
     if normalizer:
-        notes.append(
-            "llama.cpp does not normalise text to NFC as this tokenizer does: text with combining "
-            "accents gets other tokens"
-        )
+        what = "llama.cpp does not normalise text to NFC as this tokenizer does"
+        notes.append(f"{what}: text with combining accents gets other tokens")
     return pre
 
 
@@ -221,10 +213,8 @@ def _space_prefix(
             for text in (asked, *PROBES)
         ):
             return prefix
-    raise ExpertError(
-        "--gguf: llama.cpp's SentencePiece would give other tokens than this tokenizer  "
-        "(export it with --merged)"
-    )
+    what = "llama.cpp's SentencePiece would give other tokens than this tokenizer"
+    raise ExpertError(f"--gguf: {what}  (export it with --merged)")
 
 
 def _sentence_piece(
