@@ -299,6 +299,13 @@ def test_other_settings_do_not_continue_what_was_begun(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         improve(unsure(), **how, resume=True, train=look)
     assert asked == [None]
+    precious = tmp_path / "precious.txt"
+    precious.write_text("kept")
+    answers.unlink()
+    answers.symlink_to(precious)
+    with pytest.raises(ExpertError, match="answers.jsonl: is a link"):
+        improve(unsure(), **how, resume=True)
+    assert precious.read_text() == "kept"
 
 
 def test_the_expected_json_is_never_shown_to_the_vote():

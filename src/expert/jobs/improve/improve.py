@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from expert.answer.decoding import resolve_decoding
 from expert.core.errors import EXIT_OK, ExpertError
 from expert.core.files import write_text_atomically
+from expert.core.links import refuse_links_inside
 from expert.core.rundir import RunFolder
 from expert.core.stored_json import read_object
 from expert.core.text import counted, json_text
@@ -368,6 +369,7 @@ def _state(
                 f"--resume: {folder} was started with another {', '.join(changed)}  (repeat its "
                 "command, or leave out --resume)"
             )
+        refuse_links_inside(folder)  # it may come from someone else, and is written to
         return _read_state(folder, kept)
     if resume:
         raise ExpertError(f"--resume: {above}: there is no unfinished improvement of {own}")
