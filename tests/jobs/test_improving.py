@@ -16,7 +16,13 @@ from expert.data.records import Example, Turn
 from expert.jobs.improve import answers as asking
 from expert.jobs.improve.answers import Asked, OwnAnswer, doubts_about, read_answers
 from expert.jobs.improve.overlap import overlapping
-from expert.jobs.improve.rows import copies_for, pairs, right_answers
+from expert.jobs.improve.rows import (
+    copies_for,
+    pairs,
+    right_answers,
+    row_of,
+    rows_to_judge_by,
+)
 from expert.jobs.report import report
 from expert.jobs.validate.test_sets import TestSet
 from expert.jobs.validate.vote import vote
@@ -31,7 +37,9 @@ LINES = [json.dumps(row) for row in ROWS]
 def own(
     text: str, *, passed: bool | None = True, kind: str = "equal", tokens: int = 5
 ) -> OwnAnswer:
-    return OwnAnswer(text=text, tokens=tokens, passed=passed, reason="", kind=kind)
+    return OwnAnswer(
+        text=text, tokens=tokens, ended=tokens < 99, passed=passed, reason="", kind=kind
+    )
 
 
 def asked(id: str, *answers: OwnAnswer, expected: str = "gold") -> Asked:
@@ -62,7 +70,7 @@ def test_every_prompt_is_trained_on_as_often_with_its_right_answers_else_the_exp
     trained = rows("a", "b", "c")
     known = [
         asked("a", own("x"), own("y"), own(" x "), own("no", passed=False)),
-        asked("b", own("no", passed=False)),
+        asked("b", own("no", passed=False), own("cut", tokens=99), own(" ")),
     ]
     assert copies_for(known, 3.0) == 2  # no prompt has more different right answers
     assert copies_for(known, 1.0) == 1  # nor are there more epochs to share
@@ -96,6 +104,17 @@ def test_of_a_conversation_only_the_answer_that_was_asked_for_is_trained_on():
     (first, second) = right_answers(talk, [asked("r, turn 4", own("zwei"))], 1)
     assert answers_in([first, second]) == ["one", "zwei"]
     assert [message.get("weight") for message in second["messages"]] == [None, 0, None, None]
+
+
+def test_an_answer_inside_a_prompt_stays_untrained_and_a_call_does_not_judge_the_text_after_it():
+    context = Turn("assistant", "as before", in_prompt=True)
+    row = row_of(Example((Turn("user", "1"), context, Turn("user", "2"), Turn("assistant", "x"))))
+    assert [message.get("weight") for message in row["messages"]] == [None, 0, None, None]
+    call = Case(id="r, turn 2", turns=(), expected="", domain="calls", check={"calls": []}, row="r")
+    text = Case(id="r, turn 4", turns=(), expected="x", check={"equals": True}, row="r")
+    test = TestSet(name="", domain="", examples=(Example(()),), cases=((call, text),))
+    (kept,) = rows_to_judge_by(test)
+    assert (kept["id"], kept.get("domain"), kept["check"]) == ("r", None, '{"equals": true}')
 
 
 # --- the test set --------------------------------------------------------------------------------
@@ -299,13 +318,40 @@ def test_other_settings_do_not_continue_what_was_begun(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         improve(unsure(), **how, resume=True, train=look)
     assert asked == [None]
+    # Nor is another run taken for the best.
+    changed = {**state, "before": {**state["before"], "run": str(tmp_path / "other"), "gate": True}}
+    file.write_text(json.dumps(changed))
+    with pytest.raises(ExpertError, match="is not below"):
+        improve(unsure(), **how, resume=True)
+    file.write_text(json.dumps(state))
     precious = tmp_path / "precious.txt"
     precious.write_text("kept")
     answers.unlink()
     answers.symlink_to(precious)
-    with pytest.raises(ExpertError, match="answers.jsonl: is a link"):
+    with pytest.raises(ExpertError, match=r"answers.jsonl: is a link"):
         improve(unsure(), **how, resume=True)
     assert precious.read_text() == "kept"
+
+
+def test_what_a_schema_accepts_does_not_vote_for_what_it_refuses():
+    case = Case(id="1", turns=(), expected="", check={"schema": {"type": "object"}})
+    texts = ["not json", "{}", '{"a": 1}']
+    answers = [Answer(text=text, marked=text, tokens=9, ended=True) for text in texts]
+    assert vote([case], [answers], domain="json")[0].text == texts[1]
+
+
+@pytest.mark.parametrize("key", ["training.dataset.path", "output_dir", "dataset.test_path"])
+def test_what_a_round_sets_itself_cannot_be_set(tmp_path, key):
+    with pytest.raises(ExpertError, match="a round sets"):
+        improve(unsure(), output=tmp_path, overrides=(f"{key}=x",), **HOW)
+
+
+def test_a_judge_that_gives_no_scores_ends_the_round_before_anything_is_learnt(tmp_path):
+    judge = tmp_path / "score.py"
+    judge.write_text("def judge(prompt, expected, answer):\n    return None\n", encoding="utf-8")
+    with pytest.raises(ExpertError, match="answers have no score"):
+        improve(unsure(), output=tmp_path, judge_command=str(judge), **HOW)
+    assert not list(tmp_path.glob("2*/round-1/rows.jsonl"))
 
 
 def test_the_expected_json_is_never_shown_to_the_vote():

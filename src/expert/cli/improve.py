@@ -143,7 +143,8 @@ def _show_improvement(done: Improvement, console: Console) -> None:
     rows = [["start", "", "", *_standing(done.before), "", ""]]
     for number, each in enumerate(done.rounds, 1):
         facts, change = each.facts, each.difference or {}
-        won = f"{change['won']} / {change['lost']}, {change['p'] or 0:.2g}" if change else ""
+        p = "" if change.get("p") is None else f", {change['p']:.2g}"
+        won = f"{change['won']} / {change['lost']}{p}" if change else ""
         right = "" if facts.get("right") is None else f"{facts['right']:.1%}"
         shown = _standing(each.standing) if each.standing else ["", ""]
         took = duration(each.seconds) if each.seconds else ""
@@ -159,6 +160,8 @@ def _show_improvement(done: Improvement, console: Console) -> None:
         show(console, text, "dim")
     if done.best.gate:
         show(console, "✓ the gate passes", "bold green")
+    elif done.ended and done.best.gate is None:
+        show(console, f"? not enough rows to tell whether the gate passes: {done.ended}", "yellow")
     elif done.ended:
         show(console, f"✗ the gate fails: {done.ended}", "bold red")
     else:

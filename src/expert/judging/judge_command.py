@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from expert.core.errors import ExpertError
-from expert.core.files import read_text
+from expert.core.files import open_regular, read_text
 from expert.core.process import run_program
 from expert.judging.cases import Case
 from expert.judging.judge_pool import judge_all
@@ -50,8 +49,10 @@ class JudgeCommand:
     def file(self) -> Path | None:
         """The Python file with the function, if it is one and no program."""
         file = Path(self.command)
-        is_function = file.suffix == ".py" and file.is_file() and not os.access(file, os.X_OK)
-        return file if is_function else None
+        if file.suffix != ".py" or not file.is_file():
+            return None
+        with open_regular(file) as stream:
+            return None if stream.read(2) == b"#!" else file
 
     def check(self) -> None:
         """Raise ExpertError if there is no such program, or no such function."""

@@ -38,6 +38,8 @@ class OwnAnswer:
 
     text: str
     tokens: int
+    ended: bool
+    """False: it was cut."""
     passed: bool | None
     reason: str
     kind: str
@@ -59,7 +61,9 @@ class Asked:
 
     @property
     def right(self) -> list[OwnAnswer]:
-        return _distinct([each for each in self.answers if each.passed])
+        """Those to learn from: an answer that was cut, or is empty, is none of them."""
+        fit = (each for each in self.answers if each.ended and each.text.strip())
+        return _distinct([each for each in fit if each.passed])
 
     @property
     def wrong(self) -> list[OwnAnswer]:
@@ -125,11 +129,18 @@ def ask(
             (replace(cases[n // count], id=f"{cases[n // count].id} #{n % count + 1}"), answer)
             for n, answer in enumerate(answers)
         ]
-        verdicts = judge_answers(pairs, judging, note=note)
+        faults: list[str] = []
+        verdicts = judge_answers(pairs, judging, note=faults.append)
+        if judging.judge and (bad := [e for e in verdicts if e.judgement.score is None]):
+            why = f"{len(bad)} of {len(verdicts)} answers have no score: {'; '.join(faults)}"
+            raise ExpertError(f"--judge-command {judging.judge.command}: {why}")
+        for text in faults:
+            note(text)
         own = [
             OwnAnswer(
                 text=each.answer,
                 tokens=answer.tokens,
+                ended=answer.ended,
                 passed=each.judgement.passed,
                 reason=each.judgement.reason,
                 kind=each.judgement.kind,

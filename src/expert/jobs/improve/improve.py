@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from expert.answer.decoding import resolve_decoding
 from expert.core.errors import EXIT_OK, ExpertError
 from expert.core.files import write_text_atomically
-from expert.core.links import refuse_links_inside
+from expert.core.links import refuse_links, refuse_links_inside
 from expert.core.rundir import RunFolder
 from expert.core.stored_json import read_object
 from expert.core.text import counted, json_text
@@ -273,6 +273,7 @@ def improve(
     plan = read_plan(folder)
     start = Run(folder, plan, data_folder(folder, plan, beside))
     _refuse_unfit(start, method)
+    _refuse_overrides(overrides)
     given = {key: value for key, value in requirements.items() if value is not None}
     tell("reading the rows", 0, 0)
     test = find_test_set(start, named=test_set)
@@ -283,7 +284,8 @@ def improve(
             f"{test.name}: nothing says which answers are right: {judging.because}  (name a judge "
             "with --domain, or your own with --judge-command)"
         )
-    questions, overlap = _prompts(trained, test, prompts)
+    usual = "" if judging.judge is not None else judging.domain
+    questions, overlap = _prompts(trained, test, prompts, usual)
     settings: dict[str, Any] = {
         **{"method": method, "answers": answers, "prompts": prompts, "temperature": temperature},
         **{"top_p": top_p, "seed": seed, "limit": limit, "domain": domain or judging.domain},
@@ -350,11 +352,25 @@ def _refuse_unfit(start: Run, method: Method) -> None:
         raise ExpertError(f"{start.folder.path}: {fault}")
 
 
+OF_ROUNDS = ("dataset", "output_dir", "start_from", "method", "base_model")
+"""Keys that a round sets itself."""
+
+
+def _refuse_overrides(overrides: Sequence[str]) -> None:
+    for text in overrides:
+        path = text.partition("=")[0].split(".")
+        if own := [key for key in path if key in OF_ROUNDS]:
+            raise ExpertError(f"--set {text}: a round sets {own[0]} itself  (leave it out)")
+
+
 def _state(
     start: Run, settings: dict[str, Any], output: Path | None, *, resume: bool
 ) -> Improvement:
     """The improvement to continue, else a new one in a new folder."""
-    above = (output or start.folder.path.parent.parent / "improved").absolute()
+    runs = start.folder.path.parent
+    above = runs.parent / "improved" if runs.name == "runs" else runs / "improved"
+    refuse_links(above, below=above.parent)
+    above = (output or above).absolute()
     own = str(start.folder.path)
     for folder in sorted(above.glob("*"), reverse=True) if resume else ():
         if not (folder / STATE).is_file():
@@ -362,9 +378,9 @@ def _state(
         kept = read_object(folder / STATE)
         if kept.get("start") != own or kept.get("ended"):
             continue
-        if kept.get("settings") != json.loads(json.dumps(settings)):
-            both = {**kept["settings"], **settings}
-            changed = [key for key in both if kept["settings"].get(key) != settings.get(key)]
+        earlier, now = kept.get("settings") or {}, json.loads(json.dumps(settings))
+        if earlier != now:
+            changed = [key for key in {**earlier, **now} if earlier.get(key) != now.get(key)]
             raise ExpertError(
                 f"--resume: {folder} was started with another {', '.join(changed)}  (repeat its "
                 "command, or leave out --resume)"
@@ -377,7 +393,9 @@ def _state(
     names = (stamp if number == 1 else f"{stamp}-{number}" for number in range(1, 100))
     folder = next(above / name for name in names if not (above / name).exists())
     folder.mkdir(parents=True)
-    return Improvement(folder=folder, start=own, settings=settings)
+    begun = Improvement(folder=folder, start=own, settings=settings)
+    begun.save()  # from here on it can be continued
+    return begun
 
 
 def _read_state(folder: Path, kept: Mapping[str, Any]) -> Improvement:
@@ -389,22 +407,33 @@ def _read_state(folder: Path, kept: Mapping[str, Any]) -> Improvement:
             Round(**{**each, "standing": standing(each.get("standing"))}) for each in kept["rounds"]
         ]
         known = {key: kept[key] for key in ("start", "settings", "overlap", "notes")}
-        return Improvement(
+        found = Improvement(
             folder=folder, before=standing(kept.get("before")), rounds=rounds, **known
         )
+        places = [(found.before, Path(found.start).parent)]
+        places += [
+            (each.standing, folder / f"round-{number}" / "runs")
+            for number, each in enumerate(rounds, 1)
+        ]
+        for stands, runs in places:  # what is loaded and trained further is its own
+            if stands is not None and Path(stands.run).parent != runs:
+                raise KeyError(f"{stands.run} is not below {runs}")
+        return found
     except (AttributeError, KeyError, TypeError) as error:
         raise ExpertError(
             f"{folder / STATE}: is not as it was written: {error}  (start again without --resume)"
         ) from None
 
 
-def _prompts(trained: TestSet, test: TestSet, most: int) -> tuple[list[tuple[Case, Example]], int]:
+def _prompts(
+    trained: TestSet, test: TestSet, most: int, domain: str
+) -> tuple[list[tuple[Case, Example]], int]:
     """The training prompts to answer, evenly spread, and how many are not, since the test set has
     them, or nearly."""
     asked = [
         (case, example)
         for case, example in trained.asked()
-        if case.domain not in (CALLS, OPEN) and case.expected.strip()
+        if (case.domain or domain) not in (CALLS, OPEN) and case.expected.strip()
     ]
     if not asked:
         raise ExpertError(f"{trained.name}: no row has an answer that can be judged")

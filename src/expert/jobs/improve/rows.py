@@ -11,6 +11,7 @@ from expert.core.files import replacing
 from expert.data.records import Example, Turn
 from expert.jobs.improve.answers import Asked
 from expert.jobs.validate.test_sets import TestSet
+from expert.judging.oracles.calls import CALLS
 from expert.manifest.schema.kinds import PREFERENCES
 from expert.manifest.schema.manifest import Manifest
 from expert.planning.run_plan import RunPlan
@@ -35,7 +36,7 @@ def rows_to_judge_by(test: TestSet) -> Iterator[dict[str, Any]]:
     whole = test.part_of or test
     for example, cases in zip(whole.examples, whole.cases, strict=True):
         facts = {"id": cases[0].row, "task": cases[0].task} if cases else {}
-        own = [case for case in cases if not _expects_calls(example)]
+        own = [case for case in cases if case.domain != CALLS]  # those are recognised again
         if own and (domain := own[0].domain or whole.domain):
             facts["domain"] = domain
         if own and own[0].check:
@@ -114,13 +115,9 @@ def _answered(example: Example, answer: str | None) -> Example:
 
 def _message(turn: Turn) -> dict[str, Any]:
     own: dict[str, Any] = {"role": turn.role, "content": turn.text}
-    if turn.role == "assistant" and not turn.learn:
+    if turn.role == "assistant" and not turn.is_trained(learn_prompt=False):
         own["weight"] = 0
     return own | (json.loads(turn.extra) if turn.extra else {})
-
-
-def _expects_calls(example: Example) -> bool:
-    return bool(example.turns and example.turns[-1].extra)
 
 
 # --- the manifest of a round ---------------------------------------------------------------------

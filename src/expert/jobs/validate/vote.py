@@ -31,7 +31,7 @@ def vote(
 ) -> list[Answer]:
     """For each case the answer whose result most of its answers share; of equals the first.
 
-    Two answers agree if the judge of the case takes one for right where the other is expected:
+    Two answers agree if the judge of the case takes each for right where the other is expected:
     queries by what they return, JSON by its value, text and calls as they stand. The expected
     answer has no part in it.
     """
@@ -44,16 +44,17 @@ def vote(
         for place, own in enumerate(votes)
         for one, other in combinations(own, 2)
     ]
+    both = [(place, *two) for place, one, other in pairs for two in ((one, other), (other, one))]
     verdicts = judge_all(
-        [replace(cases[place], expected=texts[place][one]) for place, one, _ in pairs],
-        [texts[place][other] for place, _, other in pairs],
+        [replace(cases[place], expected=texts[place][one]) for place, one, _ in both],
+        [texts[place][other] for place, _, other in both],
         domain=domain,
         strict=strict,
         tell=tell,
     )
     agreeing = [Counter(own) for own in votes]
-    for (place, one, other), verdict in zip(pairs, verdicts, strict=True):
-        if verdict.passed:
+    for (place, one, other), there, back in zip(pairs, verdicts[::2], verdicts[1::2], strict=True):
+        if there.passed and back.passed:
             agreeing[place][one] += votes[place][other]
             agreeing[place][other] += votes[place][one]
     return [
