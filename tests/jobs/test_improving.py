@@ -29,6 +29,7 @@ from expert.jobs.validate.vote import vote
 from expert.judging.cases import Case
 from tests.each import each
 from tests.jobs.runs import base_model, place, plan_of, run, write_expert
+from tests.jobs.trained_runs import with_plan
 from tests.jobs.validated_runs import ROWS, TESTS, YES, rows_file
 
 LINES = [json.dumps(row) for row in ROWS]
@@ -359,3 +360,13 @@ def test_the_expected_json_is_never_shown_to_the_vote():
     texts = ['{"ok": true}', '{"ok": 1, "n": 2}', '{"n": 2, "ok": 1}']
     answers = [Answer(text=text, marked=text, tokens=9, ended=True) for text in texts]
     assert vote([case], [answers], domain="json")[0].text == texts[1]
+
+
+def test_what_the_rows_of_a_round_would_not_keep_is_refused(tmp_path):
+    weighted = with_plan(
+        unsure(),
+        tmp_path / "weighted",
+        data={"dataset": {"tasks": {"a": {"train": "x", "weight": 3}}}},
+    )
+    with pytest.raises(ExpertError, match="its tasks have weights"):
+        improve(weighted, output=tmp_path, **HOW)

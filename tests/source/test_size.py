@@ -8,7 +8,7 @@ from tests.source.imports import imports_of
 from tests.source.test_tree import SOURCE, files, imported_files
 
 MOST_SOURCE_LINES = 63_700
-MOST_TEST_LINES = 46_800
+MOST_TEST_LINES = 46_850
 MOST_LINES_OF_TRAIN = 39_200
 TESTS = Path(__file__).parents[1]
 

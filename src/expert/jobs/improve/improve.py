@@ -341,7 +341,10 @@ def _train_quietly(
 
 def _refuse_unfit(start: Run, method: Method) -> None:
     plan, fault = start.plan, ""
-    if plan.model.name == CHAR_GPT:
+    tasks = (plan.data.dataset.get("tasks") or {}).values()
+    if any(task.get("weight", 1) != 1 for task in tasks):
+        fault = "its tasks have weights, which the rows of a round would not keep"
+    elif plan.model.name == CHAR_GPT:
         fault = "the character model continues text, it answers nothing"
     elif plan.objective.loss is not None:
         fault = "it was trained on preferences  (name the supervised run it started from)"
@@ -437,6 +440,8 @@ def _prompts(
     ]
     if not asked:
         raise ExpertError(f"{trained.name}: no row has an answer that can be judged")
+    if not all(example.turns for example in trained.examples):
+        raise ExpertError(f"{trained.name}: has plain text beside conversations: rounds need one")
     questions = ["\n".join(text for _, text in case.turns) for case, _ in asked]
     tests = [
         "\n".join(text for _, text in case.turns) for case in (test.part_of or test).every_case
