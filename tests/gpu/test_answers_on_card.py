@@ -96,7 +96,7 @@ class CrampedOnce(CudaCapture):
 
 @pytest.mark.skipif(not ON_CARD, reason="only a card records")
 def test_answers_go_on_with_fewer_rows_where_memory_ran_out_while_recording(tmp_path, monkeypatch):
-    base = the_base(tmp_path, "tiny")
+    base = the_base(tmp_path, "tiny", bf16=False, tf32=False)  # in bf16 a tie goes another way
     half = answer_all(base, QUESTIONS, WAYS["greedy"], rows=len(QUESTIONS) // 2)
     monkeypatch.setattr(CrampedOnce, "failed", 0)
     monkeypatch.setattr(answer_steps, "step_capture", lambda device: CrampedOnce())

@@ -202,7 +202,7 @@ def unsure() -> Path:
     path = write_expert(
         folder,
         base_model(2),
-        {"epochs": 12, "learning_rate": 1e-2, "rank": 16},
+        {"epochs": 4, "learning_rate": 1e-2, "rank": 16, "modules_to_save": ["lm_head"]},
         rows=ROWS,
         dataset={"test_path": "test.jsonl"},
         capabilities=["format:json"],
@@ -214,7 +214,7 @@ def unsure() -> Path:
 HOW: dict[str, Any] = {"answers": 4, "prompts": 8, "rounds": 1, "temperature": 1.0, "device": "cpu"}
 
 
-@pytest.mark.parametrize("method", ["rft", "dpo"])
+@pytest.mark.parametrize("method", ["rft", "dpo", "grpo"])
 def test_a_round_asks_judges_trains_and_is_judged(tmp_path, method):
     done = improve(unsure(), method=method, output=tmp_path, min_accuracy=1.0, **HOW)
     found = read_answers(done.folder / "round-1" / "answers.jsonl")
@@ -237,8 +237,9 @@ def test_a_round_asks_judges_trains_and_is_judged(tmp_path, method):
         assert only.rows % 43 == 0  # the run held five of its 48 rows out
         assert plan["adapter"]["start"] is None
     else:
-        assert plan["objective"]["loss"] == "sigmoid"
         assert plan["adapter"]["start"] == str(unsure() / "final")
+        assert plan["objective"]["loss"] == {"dpo": "sigmoid", "grpo": None}[method]
+        assert ("Rewards of the model" in page) == (method == "grpo")
 
 
 def test_what_is_interrupted_goes_on_without_asking_anything_twice(tmp_path, monkeypatch):
@@ -272,6 +273,83 @@ def test_what_is_interrupted_goes_on_without_asking_anything_twice(tmp_path, mon
     assert file.read_bytes() == (whole.folder / "round-1" / "answers.jsonl").read_bytes()
     with pytest.raises(ExpertError, match="no unfinished improvement"):
         improve(unsure(), **how, resume=True)
+
+
+STEPS: dict[str, Any] = {
+    **HOW,
+    "method": "grpo",
+    "min_accuracy": 1.0,
+    "overrides": ("batch_size=2", "learning_rate=1e-3"),
+}
+
+
+def weights(run: str) -> bytes:
+    return (Path(run) / "final" / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("cut", [0, 40])
+def test_steps_of_answers_go_on_where_they_were_interrupted_with_the_same_weights(
+    tmp_path, monkeypatch, cut
+):
+    from expert.jobs.improve import groups
+
+    whole = improve(unsure(), **STEPS, output=tmp_path / "whole")
+    curve = whole.rounds[0].facts["steps"]
+    assert len(curve) >= 4
+    judged, calls = groups.judged, list[int]()
+
+    def counting(cases: Any, answers: Any, judging: Any, **more: Any) -> Any:
+        calls.append(len(answers))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return judged(cases, answers, judging, **more)
+
+    monkeypatch.setattr(groups, "judged", counting)
+    with pytest.raises(KeyboardInterrupt):
+        improve(unsure(), **STEPS, output=tmp_path / "cut")
+    (folder,) = (tmp_path / "cut").glob("2*")
+    file = folder / "round-1" / "answers.jsonl"
+    if cut:  # the last line too: its whole step is asked again
+        file.write_bytes(file.read_bytes()[:-cut])
+    calls[:] = [0, 0, 0]
+    done = improve(unsure(), **STEPS, output=tmp_path / "cut", resume=True)
+    assert len(calls[3:]) == len(curve) - (1 if cut else 2)
+    assert file.read_bytes() == (whole.folder / "round-1" / "answers.jsonl").read_bytes()
+    assert weights(done.rounds[0].run) == weights(whole.rounds[0].run)
+    assert weights(done.rounds[0].run) != weights(str(unsure()))
+
+
+def test_a_step_whose_groups_have_no_difference_changes_nothing(tmp_path):
+    judge = tmp_path / "score.py"
+    judge.write_text("def judge(prompt, expected, answer):\n    return 0\n", encoding="utf-8")
+    how = {**STEPS, "min_accuracy": None, "min_score": 0.9, "judge_command": str(judge)}
+    done = improve(unsure(), **how, output=tmp_path / "out")
+    (only,) = done.rounds
+    assert {each["mixed"] for each in only.facts["steps"]} == {0}
+    assert weights(only.run) == weights(str(unsure()))
+
+
+def test_only_improve_trains_on_answers_of_the_run(tmp_path):
+    done = improve(unsure(), **STEPS, output=tmp_path)
+    with pytest.raises(ExpertError, match="expert improve RUN --method grpo"):
+        run(done.folder / "round-1" / "manifest.json")
+    with pytest.raises(ExpertError, match="drawn as the weights have it"):
+        improve(unsure(), **{**STEPS, "temperature": 0.5}, output=tmp_path)
+
+
+def test_all_weights_learn_from_their_answers_too(tmp_path):
+    whole = write_expert(
+        tmp_path,
+        base_model(2),
+        {"epochs": 3, "learning_rate": 5e-3, "adapter_type": "full"},
+        rows=ROWS,
+        capabilities=["format:json"],
+    )
+    rows_file(tmp_path, TESTS, "test.jsonl")
+    begun = run(whole).folder
+    test_set = tmp_path / "test.jsonl"
+    done = improve(begun, **STEPS, test_set=test_set, output=tmp_path / "out")
+    assert plan_of(Path(done.rounds[0].run))["model"]["location"] == str(begun / "final")
 
 
 def test_a_test_set_among_the_training_prompts_is_refused(tmp_path):
@@ -312,7 +390,7 @@ def test_other_settings_do_not_continue_what_was_begun(tmp_path, monkeypatch):
     file.write_text(json.dumps(state))
     asked: list[str | None] = []
 
-    def look(read: Any, resume: str | None, begin: Any) -> None:
+    def look(read: Any, resume: str | None, *_: Any) -> None:
         asked.append(resume)
         raise KeyboardInterrupt
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from tests.source.imports import imports_of
 from tests.source.test_tree import SOURCE, files, imported_files
 
-MOST_SOURCE_LINES = 63_700
-MOST_TEST_LINES = 46_850
-MOST_LINES_OF_TRAIN = 39_200
+MOST_SOURCE_LINES = 64_400
+MOST_TEST_LINES = 47_100
+MOST_LINES_OF_TRAIN = 39_250
 TESTS = Path(__file__).parents[1]
 
 

@@ -63,6 +63,7 @@ class Run:
                 batches=toy_batches(4, 2, seed=done),
                 counts=Counts(targets=4, real_tokens=24, examples=4),
                 copied=None,
+                facts={},
                 made_seconds=0.0,
             )
 

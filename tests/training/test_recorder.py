@@ -37,7 +37,10 @@ def take(recorder, clock, step, loss=2.0, *, applied=True, norm=1.0):
         clock.now += 0.25
     clock.now += 0.75
     fed = SimpleNamespace(
-        step=SimpleNamespace(done=step, bins=(step, step + 100)), made_seconds=0.125, copied=None
+        step=SimpleNamespace(done=step, bins=(step, step + 100)),
+        made_seconds=0.125,
+        copied=None,
+        facts={},
     )
     stats = StepStats(
         loss_sum=torch.tensor(10 * loss),

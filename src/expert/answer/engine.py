@@ -77,20 +77,14 @@ def answer_row(
 
 
 def finish_rows(
-    answer_model: AnswerModel,
-    rows: Sequence[AnswerRow],
-    *,
-    most: int | None = None,
-    alone: bool = False,
-    tell: Callable[[int], None] = lambda done: None,
+    work: Scheduler, rows: Sequence[AnswerRow], *, tell: Callable[[int], None] = lambda done: None
 ) -> None:
-    """Generate the answers of all rows, in smaller batches if memory runs out. `most`: rows of a
-    batch. `tell` is called with the number of finished answers."""
-    work = Scheduler(answer_model, most=most, alone=alone)
+    """Generate the answers of all rows, in smaller batches if memory runs out. `tell` is called
+    with the number of finished answers."""
     # Longest first: a lack of memory shows at once, and rows of similar length need less padding.
     work.waiting.extend(sorted(rows, key=lambda row: -len(row.prompt)))
     done = 0
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference_mode: what it caches could not be trained with
         while work.busy:
             failure: RuntimeError | None = None
             try:
@@ -101,7 +95,7 @@ def finish_rows(
                 if not work.retry(failure):
                     raise failure
                 del failure  # its traceback holds tensors
-                release_memory(answer_model.device)
+                release_memory(work.device)
             now = sum(row.is_over for row in rows)
             if now > done:
                 done = now
@@ -136,9 +130,8 @@ def answer_all(
             full = "the prompt fills the context"
             refused[place] = Answer(text="", marked="", tokens=0, ended=False, refused=full)
     finish_rows(
-        answer_model,
+        Scheduler(answer_model, most=rows),
         list(asked.values()),
-        most=rows,
         tell=lambda done: tell(done + len(refused), len(questions)),
     )
     return [refused.get(place) or asked[place].answer() for place in range(len(questions))]

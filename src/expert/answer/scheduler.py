@@ -13,6 +13,7 @@ from __future__ import annotations
 import platform
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -259,7 +260,8 @@ class Scheduler:
         most_tokens, tokens = self._prefill_tokens * (1 if fixed else GROWING_TIMES), 0
         while self.waiting and len(running) + len(joining) < self.most:
             row = self.waiting[0]
-            tokens += len(row.ids)
+            if not joining or row.ids != joining[-1].ids:  # a prompt is read once for all its rows
+                tokens += len(row.ids)
             if joining and tokens > most_tokens and (running or not fixed):
                 break
             if (running or joining) and not self._fits([*running, *joining, row]):
@@ -288,18 +290,20 @@ class Scheduler:
 
     def _grouped(self, prompts: list[list[int]]) -> list[list[list[int]]]:
         """Prompts, longest first, in groups for a pass: none is padded to more than twice its
-        length, unless all are read in one."""
-        if not self._on_cpu and len(prompts) * len(prompts[0]) <= ONE_PASS:
+        length, unless all are read in one. Equal neighbours are one prompt."""
+        count = sum(1 for _ in groupby(prompts))
+        if not self._on_cpu and count * len(prompts[0]) <= ONE_PASS:
             return [prompts]
         groups: list[list[list[int]]] = []
-        for prompt in prompts:
-            group = groups[-1] if groups else [prompt]
-            longest = len(group[0])
-            fits = (len(group) + 1) * longest <= self._prefill_tokens
-            if groups and fits and 2 * len(prompt) >= longest:
-                group.append(prompt)
+        room = 0
+        for prompt, alike in groupby(prompts):
+            longest = len(groups[-1][0]) if groups else 0
+            if room >= longest and 2 * len(prompt) >= longest > 0:
+                groups[-1].extend(alike)
             else:
-                groups.append([prompt])
+                groups.append([*alike])
+                room, longest = self._prefill_tokens, len(prompt)
+            room -= longest
         return groups
 
     def _join(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:

@@ -267,18 +267,21 @@ class FixedSteps:
         self._filled = [filled + 1 for filled in self._filled]
 
     def _put(self, group: Group, slots: Sequence[int]) -> None:
-        past, scores, mask = self._read(group)
+        distinct: dict[tuple[int, ...], int] = {}
+        places = [distinct.setdefault(tuple(prompt), len(distinct)) for prompt in group]
+        past, scores, mask = self._read([*distinct])
         if not self.layers:
             self.layers = [FixedLayer.like(layer, self.rows, self.size) for layer in past.layers]
             self._scores = scores.new_zeros((self.rows, scores.shape[1]))
         index, width = torch.tensor(slots, device=mask.device), mask.shape[1]
-        lengths = mask.sum(1)
+        which = torch.tensor(places, device=mask.device)  # several answers may have one prompt
+        lengths = mask.sum(1)[which]
         # Prompts are padded on the left; in a slot they come first.
-        places = (torch.arange(width, device=mask.device) + lengths[:, None]) % width
+        at = (torch.arange(width, device=mask.device) + lengths[:, None]) % width
         for own, layer in zip(self.layers, past.layers, strict=True):
-            own.keys[index[:, None], :, places] = layer.keys.transpose(1, 2)
-            own.values[index[:, None], :, places] = layer.values.transpose(1, 2)
-        self._lengths[index], self._scores[index] = lengths, scores
+            own.keys[index[:, None], :, at] = layer.keys[which].transpose(1, 2)
+            own.values[index[:, None], :, at] = layer.values[which].transpose(1, 2)
+        self._lengths[index], self._scores[index] = lengths, scores[which]
         for slot, prompt in zip(slots, group, strict=True):
             self._filled[slot] = len(prompt) + self._answer_model.soft_tokens
 

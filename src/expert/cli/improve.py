@@ -41,20 +41,27 @@ IMPROVE_EPILOG = (
 class LearnsBy(StrEnum):
     rft = "rft"
     dpo = "dpo"
+    grpo = "grpo"
 
 
 Way = Annotated[
     LearnsBy,
     typer.Option(
         help="rft: train the base on right answers; dpo: continue the run with pairs of a right "
-        "and a wrong answer."
+        "and a wrong answer; grpo: continue it with what it answers in every step."
     ),
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds at most.")]
 Minutes = Annotated[float | None, typer.Option(min=0, help="Start no round after this time.")]
-Answers = Annotated[int, typer.Option(min=1, max=64, help="Answers to each prompt.")]
+Answers = Annotated[
+    int | None,
+    typer.Option(min=1, max=64, help="Answers to each prompt; default: 4, grpo 8."),
+]
 Prompts = Annotated[int, typer.Option(min=1, help="Training prompts to answer in a round.")]
-Temperature = Annotated[float, typer.Option(min=0.01, max=2, help="Randomness of the answers.")]
+Temperature = Annotated[
+    float | None,
+    typer.Option(min=0.01, max=2, help="Randomness of the answers; default: 0.8, grpo 1."),
+]
 TopP = Annotated[float, typer.Option(min=0.001, max=1, help="Tokens with this probability mass.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the answers.")]
 Output = Annotated[
@@ -69,9 +76,9 @@ def improve(
     method: Way = LearnsBy.rft,
     rounds: Rounds = 3,
     minutes: Minutes = None,
-    answers: Answers = 4,
+    answers: Answers = None,
     prompts: Prompts = 4000,
-    temperature: Temperature = 0.8,
+    temperature: Temperature = None,
     top_p: TopP = 1.0,
     test_set: TestSetFile = None,
     min_accuracy: MinAccuracy = None,
@@ -118,7 +125,9 @@ def improve(
 def _training(console: Console, view: ValidatingView) -> Any:
     """Trains with the display of `expert train`."""
 
-    def train(read: ReadManifest, resume: str | None, begin: Callable[[Path], None]) -> RunResult:
+    def train(
+        read: ReadManifest, resume: str | None, begin: Callable[[Path], None], answers: Any
+    ) -> RunResult:
         from expert.cli.train import show_stopping
         from expert.jobs.train import train as train_job
 
@@ -128,6 +137,7 @@ def _training(console: Console, view: ValidatingView) -> Any:
                 read,
                 resume=resume,
                 begin=begin,
+                answers=answers,
                 sinks=(shown,),
                 acknowledge=show_stopping,
                 progress=shown.progress,

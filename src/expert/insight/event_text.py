@@ -82,10 +82,12 @@ def _listed(value: Any) -> str:
 
 
 def _preferences(event: Event) -> str:
-    """For training on preferences: how far the answers are apart, and how many the right way."""
+    """For training on preferences: how far the answers are apart, and how many the right way; for
+    training on rewards, their mean."""
     margin = field(event, "rewards/margins", "margin {:.3g}")
     right = field(event, "rewards/accuracies", "{:.0f} % preferred", lambda share: 100 * share)
-    return _joined(margin, right, gap=", ")
+    reward = field(event, "rewards/mean", "reward {:.3f}")
+    return _joined(margin, right, reward, gap=", ")
 
 
 # --- steps ---------------------------------------------------------------------------------------

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.errors import ExpertError
+from expert.manifest.schema.kinds import ON_POLICY
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from expert.core.events import Sink
     from expert.core.rundir import RunFolder
     from expert.data.pipeline import Tell
@@ -16,7 +22,10 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
     from expert.run.session.result import RunResult
-    from expert.run.session.session import Callbacks, Evaluating
+    from expert.run.session.session import Callbacks, Evaluating, Session
+
+    StepsOfAnswers = Callable[[Session, Iterable[Any]], Iterable[Any]]
+    """Turns the steps of a run into steps with answers that its model gives."""
 
 
 def train(
@@ -35,6 +44,7 @@ def train(
     evaluating: Evaluating = lambda split, rows, total: None,
     begin: Callable[[Path], None] = lambda run: None,
     group: Group | None = None,
+    answers: StepsOfAnswers | None = None,
 ) -> RunResult:
     """Train what a manifest describes. `resume`: "auto", a checkpoint or a folder that means a run.
 
@@ -45,7 +55,8 @@ def train(
     the process), `progress` after every launched step, `evaluating` after every batch of an
     evaluation; none of them may take long.
     `begin` is called with the run's folder. `group`: the processes that train together, of which
-    this is the first; the others call `join`.
+    this is the first; the others call `join`. `answers`: makes the steps of a method that learns
+    from answers of its own.
     """
     from expert.core.rundir import RunFolder
     from expert.parallel.group import Group
@@ -56,6 +67,11 @@ def train(
     if not isinstance(opened, Opened):
         opened = open_run(
             opened, model=model, overrides=overrides, vram=vram, resume=resume, tell=tell
+        )
+    if opened.plan.objective.method == ON_POLICY and answers is None:
+        raise ExpertError(
+            f"training.config.method: {ON_POLICY} learns from judged answers of its own  (expert "
+            f"improve RUN --method {ON_POLICY} trains with it, or continues with --resume)"
         )
     resumed = opened.resumed
     if resumed is not None and not allow_changed:
@@ -85,6 +101,7 @@ def train(
                 allow_remote_code=allow_remote_code,
                 sinks=sinks,
                 callbacks=callbacks,
+                answers=answers,
             )
     except BaseException:
         folder.remove_if_unused()  # nothing was written to it: its run never started
@@ -126,6 +143,7 @@ def _run(
     allow_remote_code: bool = False,
     sinks: Sequence[Sink] = (),
     callbacks: Callbacks | None = None,
+    answers: StepsOfAnswers | None = None,
 ) -> RunResult:
     """A run from its first step, or from a checkpoint, to its end; every rank calls this."""
     from expert.parallel.launch import refuse_differences
@@ -144,5 +162,5 @@ def _run(
     ) as session:
         if checkpoint is not None:
             resume(session, checkpoint, allow_changed=allow_changed)
-        result = run_session(session)
+        result = run_session(session, through=partial(answers, session) if answers else iter)
         return replace(result, warnings=opened.warnings)

@@ -24,7 +24,7 @@ from expert.core.errors import ExpertError
 from expert.core.files import open_regular, read_text
 from expert.core.process import run_program
 from expert.judging.cases import Case
-from expert.judging.judge_pool import judge_all
+from expert.judging.judge_pool import JudgeProcess, judge_all
 from expert.judging.judge_worker import FUNCTION
 from expert.judging.oracles.oracle import Judgement
 
@@ -94,11 +94,17 @@ class JudgeCommand:
 
 
 def score_all(
-    judge: JudgeCommand, cases: Sequence[Case], answers: Sequence[str]
+    judge: JudgeCommand,
+    cases: Sequence[Case],
+    answers: Sequence[str],
+    processes: Sequence[JudgeProcess] = (),
 ) -> tuple[list[Judgement], list[str]]:
-    """The judgement of every case, and what went wrong with the command, in words."""
+    """The judgement of every case, and what went wrong with the command, in words. `processes`: as
+    in `judge_all`."""
     if judge.file is not None:
-        return _score_by_function(judge, cases, answers)
+        function = judge.source()
+        scores = judge_all(cases, answers, domain="", function=function, processes=processes)
+        return _scored(judge, scores)
     asked = [
         {
             "id": case.id,
@@ -134,10 +140,7 @@ def score_all(
     return scored, [f"the judge command {text}" for text in (fault, *faults) if text]
 
 
-def _score_by_function(
-    judge: JudgeCommand, cases: Sequence[Case], answers: Sequence[str]
-) -> tuple[list[Judgement], list[str]]:
-    found = judge_all(cases, answers, domain="", function=judge.source())
+def _scored(judge: JudgeCommand, found: Sequence[Judgement]) -> tuple[list[Judgement], list[str]]:
     faults = list(dict.fromkeys(each.reason for each in found if each.score is None))
     more = [f"… and {len(faults) - SHOWN_FAULTS} more"] if len(faults) > SHOWN_FAULTS else []
     scored = [

@@ -40,14 +40,15 @@ def judge_all(
     domain: str,
     strict: bool = False,
     function: str = "",
+    processes: Sequence[JudgeProcess] = (),
     tell: Tell = lambda done, of: None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> list[Judgement]:
     """Judge every answer by its case, in order. `function`: Python with a function that scores
-    answers instead. `notice` receives what the system could not block for the judges."""
+    answers instead. `processes`: that do it, and stay; by default some are started. `notice`
+    receives what the system could not block for the judges."""
     pairs = list(zip(cases, answers, strict=True))
-    cores = cores_available(Path("/")).value or 1
-    several = max(1, min(cores, MAX_PROCESSES, len(pairs) // CASES_PER_PROCESS))
+    several = len(processes) or max(1, min(most_processes(), len(pairs) // CASES_PER_PROCESS))
     benches: queue.Queue[JudgeProcess] = queue.Queue()
     done, lock = 0, threading.Lock()
 
@@ -65,18 +66,25 @@ def judge_all(
                 tell(done, len(pairs))
 
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(several) as pool:
-        for _ in range(several):
-            benches.put(stack.enter_context(JudgeProcess(SECONDS)))
+        own = () if processes else range(several)
+        for bench in (*processes, *(stack.enter_context(JudgeProcess()) for _ in own)):
+            benches.put(bench)
         found = list(pool.map(judged, pairs))
         for text in dict.fromkeys(text for bench in benches.queue for text in bench.open):
             notice(text)
     return found
 
 
+def most_processes() -> int:
+    return min(cores_available(Path("/")).value or 1, MAX_PROCESSES)
+
+
 class JudgeProcess:
     """One judging process, started on demand and restarted after it was stopped."""
 
-    def __init__(self, seconds: float, statement_seconds: float = JudgeOptions.seconds) -> None:
+    def __init__(
+        self, seconds: float = SECONDS, statement_seconds: float = JudgeOptions.seconds
+    ) -> None:
         self._seconds, self._statement_seconds = seconds, statement_seconds
         self._child: Child | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None

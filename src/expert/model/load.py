@@ -140,7 +140,16 @@ class LoadedModel:
     def answer_logps(self, batch: BranchedInput) -> tuple[Tensor, Tensor]:
         """For every answer of a batch of documents that branch: the sum of the log-probabilities of
         its tokens (float32), and how many these are. 0 and 0 for answers that are not there."""
-        losses = self._computed(
+        logps = self.target_logps(batch)
+        # Answers follow each other, so each is a segment: summed in order, and without atomics.
+        numbers = torch.arange(len(batch.reference) + 1, device=logps.device, dtype=torch.int32)
+        edges = torch.searchsorted(batch.answers[: len(logps)], numbers)
+        sums = torch.segment_reduce(logps, "sum", offsets=edges, initial=0, unsafe=True)
+        return sums, edges.diff()
+
+    def target_logps(self, batch: ModelInput) -> Tensor:
+        """The log-probability of every target of the batch, in order, float32."""
+        losses: Tensor = self._computed(
             lambda: target_losses(
                 *self._loss_inputs(batch),
                 chunk=self.kernels.loss_chunk,
@@ -148,11 +157,7 @@ class LoadedModel:
                 **self._head_options(),
             )
         )
-        # Answers follow each other, so each is a segment: summed in order, and without atomics.
-        numbers = torch.arange(len(batch.reference) + 1, device=losses.device, dtype=torch.int32)
-        edges = torch.searchsorted(batch.answers[: len(losses)], numbers)
-        sums = torch.segment_reduce(-losses, "sum", offsets=edges, initial=0, unsafe=True)
-        return sums, edges.diff()
+        return -losses
 
     @torch.no_grad()
     def evaluate(self, batch: ModelInput) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,7 @@ class Engine:
 
     def compute(self, loss_sum: LossSum, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """A forward pass without a graph; what a graph is captured from."""
-        with self._precision():
+        with self.precision():
             return loss_sum(self._model, batch)
 
     def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
@@ -106,7 +106,7 @@ class Engine:
     @torch.no_grad()
     def evaluate(self, sums: Sums, batch: Any) -> dict[str, Tensor]:
         """The sums of this rank's batch."""
-        with self._precision():
+        with self.precision():
             return sums(self._model, batch)
 
     def discard(self) -> None:
@@ -127,7 +127,8 @@ class Engine:
         """Restore what `tensors` returned, for any number of ranks."""
         self._learner.load(groups)
 
-    def _precision(self) -> AbstractContextManager[Any]:
+    def precision(self, *, keeps: bool = True) -> AbstractContextManager[Any]:
+        """The precision that the model computes in. `keeps`: weights rounded to it, meanwhile."""
         if self._autocast is None:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self._autocast)
+        return torch.autocast(self.device.type, dtype=self._autocast, cache_enabled=keeps)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PHASES = ("data_wait", "copy", "forward", "backward", "optimizer")
 COMMUNICATION = "communication"
 """Summing gradients over ranks, and waiting for the slowest; only with several ranks."""
+ANSWERS = "answers"
+"""In place of data_wait where the model makes its own batches: it answers, and is judged."""
 OTHER = "other"
 
 KEPT_STEPS = 1024
@@ -119,7 +121,7 @@ class Timeline:
 
         Outside of a step (in an evaluation) it measures nothing.
         """
-        assert name in (*PHASES, COMMUNICATION), name
+        assert name in (*PHASES, COMMUNICATION, ANSWERS), name
         step = self._open
         if step is not None:
             assert step.inside is None, f"phase {name} inside {step.inside}"

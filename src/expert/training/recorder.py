@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from expert.telemetry.meter import Meter, StepCounts
-from expert.telemetry.timeline import Timeline
-from expert.training.objectives.objective import means_of
+from expert.telemetry.timeline import ANSWERS, Timeline
+from expert.training.objectives.objective import MEAN_OF, means_of
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
@@ -45,6 +45,7 @@ class Launched:
     made_seconds: float | None
     """Time spent on making its batches; None if worker processes did."""
     metrics: tuple[str, ...]
+    facts: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +136,11 @@ class Recorder:
         flops_per_token: float | None = None,
         loss_scaling: bool = False,
         compiles: bool = False,
+        answers: bool = False,
         more: MoreFields = lambda step: {},
         skips: int = 0,
     ) -> None:
+        """`answers`: the model makes its own batches, whose losses have no level to keep."""
         self.meter = meter
         self.spikes = spikes
         self.skips = skips
@@ -149,7 +152,7 @@ class Recorder:
         self._log_every = log_every
         self._flops_per_token = flops_per_token
         self._loss_scaling = loss_scaling
-        self._compiles = compiles
+        self._compiles, self._answers = compiles, answers
         self._more = more
         self._pending: dict[int, Launched] = {}
         self._unreported: tuple[Launched, float, float] | None = None
@@ -164,7 +167,7 @@ class Recorder:
         self._timeline.begin(step)
 
     def waiting(self) -> AbstractContextManager[None]:
-        return self._timeline.phase("data_wait")
+        return self._timeline.phase(ANSWERS if self._answers else "data_wait")
 
     def end(self, fed: Any, stats: StepStats, *, rate: float, epoch: float) -> list[Trouble]:
         """The step was launched: report and judge earlier ones whose numbers have arrived."""
@@ -181,6 +184,7 @@ class Recorder:
             bins=tuple(map(int, fed.step.bins)),
             made_seconds=fed.made_seconds,
             metrics=tuple(stats.metrics),
+            facts=fed.facts,
         )
         numbers = [stats.loss_sum, stats.grad_norm, stats.applied, *stats.metrics.values()]
         self._late.add(step, numbers)
@@ -237,6 +241,8 @@ class Recorder:
             if launched.made_seconds is not None:
                 self._made.append(launched.made_seconds)
             sums = dict(zip(launched.metrics, metrics, strict=True), weight=launched.weight)
+            for name, value in launched.facts.items():
+                sums |= {name: value, name + MEAN_OF: 1}
             for name, value in sums.items():
                 self._metrics[name] = self._metrics.get(name, 0.0) + value
             self._unreported = (launched, loss_sum / max(1, launched.weight), grad_norm)
@@ -255,6 +261,8 @@ class Recorder:
                 return None  # float16 overflowed and the scale was halved, as intended
             return Trouble(what=NotFinite(step=launched.step, bins=launched.bins), skips=before)
         self.skips = 0
+        if self._answers:
+            return None
         spike, high = self.spikes.observe(launched.step, loss), self.spikes.begun
         if spike is not None:
             return Trouble(what=spike)

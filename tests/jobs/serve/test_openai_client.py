@@ -145,7 +145,7 @@ def test_turns_before_the_question_are_part_of_it(here):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_probabilities_are_in_the_fields_of_openai(here, stream):
-    how = {"logprobs": True, "top_logprobs": 2, "max_tokens": 5, **DRAWN}
+    how = {"logprobs": True, "top_logprobs": 2, "max_tokens": 5, **DRAWN, "seed": 1}
     found = here.client.chat.completions.create(**asking(LONG, stream=stream, **how))
     if stream:
         chunks = [chunk.choices[0] for chunk in found]

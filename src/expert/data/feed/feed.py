@@ -11,8 +11,8 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,8 @@ class FedStep:
     """Time spent making them; None if worker processes did."""
     copied: tuple[Any, Any] | None = None
     """CUDA events with timing around the copy, if `new_event` was given."""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """Numbers about the step, for its log line."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

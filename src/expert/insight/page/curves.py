@@ -8,7 +8,7 @@ from expert.insight.page.figures import Figure, Series, has_values, make_figure,
 from expert.insight.page.render import PageSection, make_section
 from expert.insight.step.anatomy import PHASE_NAMES, finite
 
-PHASES = {"data_wait": 2, "copy": 6, "forward": 1, "backward": 4, "communication": 5,
+PHASES = {"data_wait": 2, "answers": 7, "copy": 6, "forward": 1, "backward": 4, "communication": 5,
           "optimizer": 3, "compute": 1, "other": 7}  # fmt: skip
 RUN_PARTS = {"loading": 6, "compiling": 5, "training": 1, "evaluating": 3, "saving": 4, "rest": 7}
 """Parts of a step and of a run, with their colours."""
@@ -41,7 +41,14 @@ def learning_sections(run: RunFacts) -> list[PageSection]:
         ("preferred answers", run.points("logps/chosen"), 3),
         ("rejected answers", run.points("logps/rejected"), 2),
     ]
+    rewards = [
+        ("mean reward", run.points("rewards/mean"), 1),
+        ("groups with a difference", run.points("rewards/mixed"), 4),
+    ]
+    tokens = ("tokens", run.points("rewards/tokens"), 3)
     figures = [
+        *make_figure("rewards", "Rewards of the model's own answers", *rewards, unit="percent"),
+        *make_figure("answer-length", "Length of its answers", tokens),
         *make_figure(
             "preferred", "Pairs with the larger reward preferred", *preferred, unit="percent"
         ),

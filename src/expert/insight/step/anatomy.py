@@ -15,9 +15,12 @@ from typing import Any
 from expert.core.events import Event
 from expert.insight.record import RunRecord
 
-PHASES = ("data_wait", "copy", "forward", "backward", "communication", "optimizer", "other")
+PHASES = (
+    *("data_wait", "answers", "copy", "forward", "backward", "communication", "optimizer", "other"),
+)
 PHASE_NAMES = {
     "data_wait": "waiting for data",
+    "answers": "answering, judging",
     "copy": "copying",
     "forward": "forward",
     "backward": "backward",

@@ -20,8 +20,10 @@ from expert.jobs.validate.validate import JudgeChoice, Note, Tell, judge_answers
 from expert.judging.answers import normalised
 
 if TYPE_CHECKING:
+    from expert.answer.writer import Answer
     from expert.data.records import Example
     from expert.judging.cases import Case
+    from expert.judging.judge_pool import JudgeProcess
     from expert.run.stored.load import Trained
 
 ANSWERS_AT_ONCE = {"cpu": 256, "cuda": 8192}
@@ -43,6 +45,15 @@ class OwnAnswer:
     passed: bool | None
     reason: str
     kind: str
+    score: float | None = None
+    """Of a judge that gives one."""
+    ids: Sequence[int] = ()
+    """Its tokens, if they are trained on as they were drawn."""
+
+    @property
+    def reward(self) -> float:
+        """From 0 to 1; an answer that was cut is not right."""
+        return (float(bool(self.passed)) if self.score is None else self.score) * self.ended
 
     @property
     def key(self) -> str:
@@ -58,6 +69,8 @@ class Asked:
     prompt: str
     expected: str
     answers: tuple[OwnAnswer, ...]
+    step: int | None = None
+    """The step that learns from them, counted from 0, if it is a single one."""
 
     @property
     def right(self) -> list[OwnAnswer]:
@@ -111,9 +124,7 @@ def ask(
     from expert.answer.engine import answer_all
 
     known = read_answers(file)
-    whole = sum(len(line) + 1 for line in _lines(known))
-    with file.open("ab") as stream:
-        stream.truncate(whole)
+    keep(file, known)
     done = {each.id for each in known}
     # Random numbers depend on the place among all prompts, so a resumed round draws the same.
     left = [
@@ -124,45 +135,11 @@ def ask(
     size = max(1, ANSWERS_AT_ONCE.get(trained.device.type, ANSWERS_AT_ONCE["cpu"]) // count)
     found, waiting = list(known), list[Future[list[Asked]]]()
 
-    def judged(cases: Sequence[Case], answers: Sequence[Any]) -> list[Asked]:
-        pairs = [
-            (replace(cases[n // count], id=f"{cases[n // count].id} #{n % count + 1}"), answer)
-            for n, answer in enumerate(answers)
-        ]
-        faults: list[str] = []
-        verdicts = judge_answers(pairs, judging, note=faults.append)
-        if judging.judge and (bad := [e for e in verdicts if e.judgement.score is None]):
-            why = f"{len(bad)} of {len(verdicts)} answers have no score: {'; '.join(faults)}"
-            raise ExpertError(f"--judge-command {judging.judge.command}: {why}")
-        for text in faults:
-            note(text)
-        own = [
-            OwnAnswer(
-                text=each.answer,
-                tokens=answer.tokens,
-                ended=answer.ended,
-                passed=each.judgement.passed,
-                reason=each.judgement.reason,
-                kind=each.judgement.kind,
-            )
-            for each, (_, answer) in zip(verdicts, pairs, strict=True)
-        ]
-        return [
-            Asked(
-                id=case.id,
-                prompt=case.prompt,
-                expected=case.expected,
-                answers=tuple(own[n * count : (n + 1) * count]),
-            )
-            for n, case in enumerate(cases)
-        ]
-
     def take(most: int) -> None:
         """Write what is judged, until at most `most` groups are not."""
         while len(waiting) > most:
             group = waiting.pop(0).result()
-            with file.open("ab") as stream:
-                stream.write(b"".join(line + b"\n" for line in _lines(group)))
+            append(file, group)
             found.extend(group)
 
     def report(done: int, of: int) -> None:
@@ -180,7 +157,8 @@ def ask(
                 tell=report,
                 note=note,
             )
-            waiting.append(judges.submit(judged, [case for _, case, _ in part], answers))
+            cases = [case for _, case, _ in part]
+            waiting.append(judges.submit(judged, cases, answers, judging, note=note))
             take(1)
         tell("judging", 0, 0)
         take(0)
@@ -188,13 +166,74 @@ def ask(
     return sorted(found, key=lambda each: places.get(each.id, 0))
 
 
-def _lines(asked: Sequence[Asked]) -> list[bytes]:
-    return [
-        json.dumps(
-            {**vars(each), "answers": [vars(one) for one in each.answers]}, ensure_ascii=False
-        ).encode()
-        for each in asked
+def judged(
+    cases: Sequence[Case],
+    answers: Sequence[Answer],
+    judging: JudgeChoice,
+    *,
+    note: Note,
+    processes: Sequence[JudgeProcess] = (),
+) -> list[Asked]:
+    """The cases with their answers, as many to each, judged; equal answers once. `processes`: as in
+    `judge_all`."""
+    count = len(answers) // len(cases)
+    known: dict[tuple[int, str, bool], int] = {}
+    pairs: list[tuple[Case, Answer]] = []
+    for n, answer in enumerate(answers):
+        key, case = (n // count, answer.marked, answer.ended), cases[n // count]
+        if known.setdefault(key, len(pairs)) == len(pairs):
+            pairs.append((replace(case, id=f"{case.id} #{n % count + 1}"), answer))
+    faults: list[str] = []
+    found = judge_answers(pairs, judging, processes=processes, note=faults.append)
+    verdicts = [
+        found[known[n // count, answer.marked, answer.ended]] for n, answer in enumerate(answers)
     ]
+    if judging.judge and (bad := [e for e in verdicts if e.judgement.score is None]):
+        why = f"{len(bad)} of {len(verdicts)} answers have no score: {'; '.join(faults)}"
+        raise ExpertError(f"--judge-command {judging.judge.command}: {why}")
+    for text in faults:
+        note(text)
+    own = [
+        OwnAnswer(
+            text=each.answer,
+            tokens=answer.tokens,
+            ended=answer.ended,
+            passed=each.judgement.passed,
+            reason=each.judgement.reason,
+            kind=each.judgement.kind,
+            score=each.judgement.score,
+        )
+        for each, answer in zip(verdicts, answers, strict=True)
+    ]
+    return [
+        Asked(
+            id=case.id,
+            prompt=case.prompt,
+            expected=case.expected,
+            answers=tuple(own[n * count : (n + 1) * count]),
+        )
+        for n, case in enumerate(cases)
+    ]
+
+
+def append(file: Path, asked: Sequence[Asked]) -> None:
+    with file.open("ab") as stream:
+        stream.write(b"".join(_line(each) + b"\n" for each in asked))
+
+
+def keep(file: Path, asked: Sequence[Asked]) -> None:
+    """Cut a file after its first answers, which are these."""
+    with file.open("ab") as stream:
+        stream.truncate(sum(len(_line(each)) + 1 for each in asked))
+
+
+def _line(asked: Asked) -> bytes:
+    def given(each: Any) -> dict[str, Any]:
+        pairs = vars(each).items()
+        return {key: value for key, value in pairs if value not in (None, ()) or key == "passed"}
+
+    record = {**given(asked), "answers": [given(one) for one in asked.answers]}
+    return json.dumps(record, ensure_ascii=False).encode()
 
 
 # --- what the answers show -----------------------------------------------------------------------

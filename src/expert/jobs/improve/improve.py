@@ -24,16 +24,18 @@ from expert.core.links import refuse_links, refuse_links_inside
 from expert.core.rundir import RunFolder
 from expert.core.stored_json import read_object
 from expert.core.text import counted, json_text
-from expert.jobs.improve.answers import Asked, ask, doubts_about, facts_of
+from expert.jobs.improve.answers import Asked, ask, doubts_about, facts_of, read_answers
 from expert.jobs.improve.overlap import overlapping
 from expert.jobs.improve.rows import (
     copies_for,
     manifest_of_round,
     pairs,
     preference_settings,
+    prompts_of,
     right_answers,
     row_of,
     rows_to_judge_by,
+    settings_of_groups,
     write_rows,
 )
 from expert.jobs.validate.held_out import Run
@@ -44,7 +46,7 @@ from expert.judging.domain import OPEN
 from expert.judging.oracles.calls import CALLS
 from expert.judging.score import compare
 from expert.manifest.reader import ReadManifest, read_manifest
-from expert.manifest.schema.kinds import LOW_RANK
+from expert.manifest.schema.kinds import LOW_RANK, ON_POLICY
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.session.result import RunResult
 from expert.run.stored.choose_checkpoint import choose
@@ -55,16 +57,18 @@ if TYPE_CHECKING:
     from expert.data.records import Example
     from expert.judging.cases import Case
 
-Method = Literal["rft", "dpo"]
-ROUNDS, ANSWERS, PROMPTS = 3, 4, 4000
-TEMPERATURE = 0.8
+Method = Literal["rft", "dpo", "grpo"]
+ROUNDS, PROMPTS = 3, 4000
+ANSWERS = {"rft": 4, "dpo": 4, "grpo": 8}
+TEMPERATURE = {"rft": 0.8, "dpo": 0.8, "grpo": 1.0}
 PAIRS_HELD_OUT = 0.05
 MOST_OVERLAP = 0.1
 """A test set of which more is among the training prompts judges what was learnt by heart."""
 STATE, VERDICTS = "improve.json", "before.json"
 
-Train = Callable[[ReadManifest, str | None, Callable[[Path], None]], RunResult]
-"""Trains a manifest, from a run to resume if given; the run's folder is told once it exists."""
+Train = Callable[[ReadManifest, str | None, Callable[[Path], None], Any], RunResult]
+"""Trains a manifest, from a run to resume if given; the run's folder is told once it exists. Last
+comes what makes steps of answers, if the round learns from them as they are given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,15 +161,18 @@ class Rounds:
 
     def run_round(self) -> None:
         """Answers, rows, a run, and its standing; what an interrupted round has is kept."""
-        began, asked = time.monotonic(), self._answers()
-        before = self.done.rounds[-2].facts if len(self.done.rounds) > 1 else None
-        self.this.facts, self.this.doubts = facts_of(asked), doubts_about(asked, before)
-        config = self._write_rows(asked)
-        self.done.save()
-        if not self.this.rows:
-            self.done.ended = "no prompt has a wrong answer to learn from"
-            return
-        result = self._train(config)
+        began = time.monotonic()
+        if self.done.settings["method"] == ON_POLICY:
+            result = self._train_on_policy()
+        else:
+            asked = self._answers()
+            self._note(asked)
+            config = self._write_rows(asked)
+            self.done.save()
+            if not self.this.rows:
+                self.done.ended = "no prompt has a wrong answer to learn from"
+                return
+            result = self._train(config)
         if result.final is None:
             self.done.exit_code = result.exit_code
             return
@@ -179,6 +186,30 @@ class Rounds:
         }
         self.this.run, self.this.standing = str(result.folder), _standing(found)
         self.this.seconds += time.monotonic() - began
+
+    def _note(self, asked: Sequence[Asked]) -> None:
+        before = self.done.rounds[-2].facts if len(self.done.rounds) > 1 else None
+        self.this.facts, self.this.doubts = facts_of(asked), doubts_about(asked, before)
+
+    def _train_on_policy(self) -> RunResult:
+        """The run answers the prompts while it learns from the answers."""
+        from expert.jobs.improve.groups import Groups, reward_curve
+
+        settings, best = self.done.settings, Path(self.done.best.run)
+        groups = Groups(
+            prompts=self.prompts,
+            file=self.folder / "answers.jsonl",
+            judging=self.judging,
+            count=settings["answers"],
+            seed=settings["seed"] + len(self.done.rounds),
+            note=self.done.notes.append,
+        )
+        self.this.rows = write_rows(self.folder / "rows.jsonl", prompts_of(self.prompts))
+        result = self._train(settings_of_groups(best, self.start.plan.adapter.type), groups.steps)
+        asked = read_answers(groups.file)
+        self._note(asked)
+        self.this.facts["steps"] = reward_curve(asked)
+        return result
 
     def _answers(self) -> list[Asked]:
         """The best run so far answers the prompts."""
@@ -214,10 +245,11 @@ class Rounds:
         self.this.rows = write_rows(self.folder / "rows.jsonl", rows)
         return config
 
-    def _train(self, config: Mapping[str, Any]) -> RunResult:
-        """Train the round's run, or resume it. Of pairs some are held out; other rows have none."""
-        are_pairs = self.done.settings["method"] == "dpo"
-        held_out = {"validation_split": PAIRS_HELD_OUT} if are_pairs else self.held_out
+    def _train(self, config: Mapping[str, Any], answers: Any = None) -> RunResult:
+        """Train the round's run, or resume it. Of pairs some are held out, of prompts none."""
+        shares = {"dpo": PAIRS_HELD_OUT, ON_POLICY: 0}
+        method = self.done.settings["method"]
+        held_out = {"validation_split": shares[method]} if method in shares else self.held_out
         content = manifest_of_round(
             manifest_of_run(self.start.folder),
             self.start.plan,
@@ -225,6 +257,8 @@ class Rounds:
             dataset={"path": str(self.folder / "rows.jsonl"), **held_out},
             config=config,
         )
+        if method == ON_POLICY and self.start.plan.adapter.type == "full":
+            content["base_models"][0]["name"] = str(Path(self.done.best.run) / "final")
         file = self.folder / "manifest.json"
         write_text_atomically(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
@@ -235,7 +269,8 @@ class Rounds:
         run = Path(self.this.run) if self.this.run else None  # as improve.json says
         own = run is not None and run.parent == self.folder / "runs"
         kept = str(run) if run is not None and own and has_saved(RunFolder(run)) else None
-        return self.train(read_manifest(file, overrides=self.overrides), kept, begin)
+        read = read_manifest(file, overrides=self.overrides)
+        return self.train(read, kept, begin, answers)
 
 
 def improve(
@@ -244,9 +279,9 @@ def improve(
     method: Method = "rft",
     rounds: int = ROUNDS,
     minutes: float | None = None,
-    answers: int = ANSWERS,
+    answers: int | None = None,
     prompts: int = PROMPTS,
-    temperature: float = TEMPERATURE,
+    temperature: float | None = None,
     top_p: float = 1.0,
     seed: int = 0,
     test_set: Path | None = None,
@@ -264,7 +299,8 @@ def improve(
     nothing.
 
     `answers`: to each of at most `prompts` training prompts. `rft` trains the base on the right
-    ones, `dpo` continues the run with pairs of a right and a wrong one. `overrides`: of the
+    ones, `dpo` continues the run with pairs of a right and a wrong one, `grpo` continues it step by
+    step with what it answers in that step. `overrides`: of the
     manifest of every round. `requirements`: as in `validate`.
     """
     began = time.monotonic()
@@ -273,6 +309,11 @@ def improve(
     plan = read_plan(folder)
     start = Run(folder, plan, data_folder(folder, plan, beside))
     _refuse_unfit(start, method)
+    if method == ON_POLICY and (top_p != 1.0 or temperature not in (None, 1.0) or answers == 1):
+        what = (
+            "several answers to each prompt, drawn as the weights have it: top_p 1, temperature 1"
+        )
+        raise ExpertError(f"--method {method}: needs {what}  (leave them out)")
     _refuse_overrides(overrides)
     given = {key: value for key, value in requirements.items() if value is not None}
     tell("reading the rows", 0, 0)
@@ -287,10 +328,17 @@ def improve(
     usual = "" if judging.judge is not None else judging.domain
     questions, overlap = _prompts(trained, test, prompts, usual)
     settings: dict[str, Any] = {
-        **{"method": method, "answers": answers, "prompts": prompts, "temperature": temperature},
-        **{"top_p": top_p, "seed": seed, "limit": limit, "domain": domain or judging.domain},
+        "method": method,
+        "answers": answers or ANSWERS[method],
+        "prompts": prompts,
+        "temperature": temperature or TEMPERATURE[method],
+        "top_p": top_p,
+        "seed": seed,
+        "limit": limit,
+        "domain": domain or judging.domain,
         "test_set": str(test_set.absolute()) if test_set else None,
-        **{"overrides": list(overrides), **given},
+        "overrides": list(overrides),
+        **given,
     }
     done = _state(start, settings, output, resume=resume)
     done.overlap = overlap
@@ -332,11 +380,11 @@ def improve(
 
 
 def _train_quietly(
-    read: ReadManifest, resume: str | None, begin: Callable[[Path], None]
+    read: ReadManifest, resume: str | None, begin: Callable[[Path], None], answers: Any
 ) -> RunResult:
     from expert.jobs.train import train
 
-    return train(read, resume=resume, begin=begin)
+    return train(read, resume=resume, begin=begin, answers=answers)
 
 
 def _refuse_unfit(start: Run, method: Method) -> None:
@@ -351,6 +399,10 @@ def _refuse_unfit(start: Run, method: Method) -> None:
     elif method == "dpo" and plan.adapter.type not in LOW_RANK:
         fault = f"--method dpo continues an adapter, and this is {plan.adapter.type}  (rft trains "
         fault += "from the base)"
+    elif method == ON_POLICY and (
+        plan.adapter.type not in (*LOW_RANK, "full") or plan.adapter.soft_prompts
+    ):
+        fault = "--method grpo continues lora, dora or full without soft prompts  (rft trains any)"
     if fault:
         raise ExpertError(f"{start.folder.path}: {fault}")
 

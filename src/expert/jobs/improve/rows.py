@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from expert.core.files import replacing
 from expert.data.records import Example, Turn
 from expert.jobs.improve.answers import Asked
 from expert.jobs.validate.test_sets import TestSet
 from expert.judging.oracles.calls import CALLS
-from expert.manifest.schema.kinds import PREFERENCES
+from expert.manifest.schema.kinds import ON_POLICY, PREFERENCES
 from expert.manifest.schema.manifest import Manifest
 from expert.planning.run_plan import RunPlan
 
+if TYPE_CHECKING:
+    from expert.judging.cases import Case
+
 PAIRS_PER_PROMPT = 2
+PROMPTS_PER_STEP = 64
 SFT_WEIGHT = 0.2
 """Keeps right answers from becoming less likely beside the wrong ones."""
 
@@ -98,6 +102,11 @@ def pairs(trained: TestSet, asked: Sequence[Asked]) -> Iterator[dict[str, Any]]:
                     }
 
 
+def prompts_of(asked: Sequence[tuple[Case, Example]]) -> Iterator[dict[str, Any]]:
+    """A row for each prompt, in order."""
+    return (row_of(_up_to(example, case.turn)) for case, example in asked)
+
+
 def _up_to(example: Example, turn: int) -> Example:
     """The example up to an answer, which alone is trained on."""
     before = [
@@ -154,13 +163,28 @@ def manifest_of_round(
     return content
 
 
+def settings_of_groups(start: Path, adapter: str) -> dict[str, Any]:
+    """Settings of a round that learns from groups of answers, from the weights of a run."""
+    whole = adapter == "full"
+    return {
+        "method": ON_POLICY,
+        "learning_rate": "auto",
+        "epochs": 1,
+        "batch_size": PROMPTS_PER_STEP,
+        "gradient_accumulation_steps": 1,
+        "dropout": "auto" if whole else 0,  # the weights are to learn as they answered
+        "logging_steps": 1,
+        **({} if whole else {"start_from": str(start)}),
+    }
+
+
 def preference_settings(start: Path) -> dict[str, Any]:
     """Settings of a round that learns from pairs, from the adapter of a run."""
     return {
         "method": "dpo",
         "beta": PREFERENCES["dpo"].beta,
         "sft_weight": SFT_WEIGHT,
-        "learning_rate": 10 * PREFERENCES["dpo"].full_rate,
+        "learning_rate": "auto",
         "epochs": 1,
         "start_from": str(start),
     }

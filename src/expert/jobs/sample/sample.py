@@ -174,6 +174,7 @@ class Conversation:
         if template is None:
             return _continue_characters(loaded, prompt, begin, tell)
         from expert.answer.engine import PromptTooLong, answer_row, finish_rows
+        from expert.answer.scheduler import Scheduler
         from expert.answer.steps import AnswerModel
 
         turns, notes = [*self._turns, Turn("user", prompt)], list[str]()
@@ -190,7 +191,7 @@ class Conversation:
         except PromptTooLong as error:
             raise ExpertError(f"--prompt: {error}") from None
         begin(prompt, loaded.plain)
-        finish_rows(answer_model, [row], alone=True)
+        finish_rows(Scheduler(answer_model, alone=True), [row])
         answer = row.answer()
         if self.keeps_history:
             self._turns = [*turns, Turn("assistant", answer.text)]

@@ -37,7 +37,7 @@ from expert.judging.gate import (
     evaluate_gate,
 )
 from expert.judging.judge_command import JudgeCommand, score_all
-from expert.judging.judge_pool import judge_all
+from expert.judging.judge_pool import JudgeProcess, judge_all
 from expert.judging.oracles.oracle import Judgement, oracle_for, wrong
 from expert.judging.oracles.text import OPEN_KIND
 from expert.judging.score import compare
@@ -429,22 +429,23 @@ def judge_answers(
     judging: JudgeChoice,
     *,
     learnt: frozenset[str] = frozenset(),
+    processes: Sequence[JudgeProcess] = (),
     tell: Callable[[int, int], None] = lambda done, of: None,
     note: Note = lambda text: None,
 ) -> tuple[Judged, ...]:
     """Judge answers in the sandbox, or by the user's program; `learnt`: ids of cases that were
-    trained on."""
+    trained on. `processes`: as in `judge_all`."""
     cases = [case for case, _ in answers]
     # If tool calls are expected, with the marks around them.
     texts = [each.marked if case.check.get("marks") else each.text for case, each in answers]
     if judging.judge is not None:
         tell(0, 0)
-        judgements, faults = score_all(judging.judge, cases, texts)
+        judgements, faults = score_all(judging.judge, cases, texts, processes)
         for fault in faults:
             note(fault)
     else:
         how: dict[str, Any] = {"domain": judging.domain, "strict": judging.strict}
-        judgements = judge_all(cases, texts, **how, tell=tell, notice=note)
+        judgements = judge_all(cases, texts, **how, processes=processes, tell=tell, notice=note)
     return tuple(
         Judged(
             case=case,

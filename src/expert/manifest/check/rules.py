@@ -15,6 +15,7 @@ from expert.manifest.schema.kinds import (
     DPO_LOSSES,
     LOW_RANK,
     OF_LOSSES,
+    ON_POLICY,
     PREFERENCES,
     QUANTISED,
     SCHEDULES,
@@ -244,6 +245,8 @@ def _preferences(manifest: Manifest, found: Findings) -> None:
     kind = PREFERENCES.get(method)
     if kind is None:
         for key in ("loss_type", "beta", "sft_weight", *OF_LOSSES):
+            if key == "beta" and method == ON_POLICY:
+                continue
             if getattr(config, key) != TrainingConfig.model_fields[key].default:
                 found.wrong(f"{path}.{key}", "only for preferences", "remove it, or method: dpo")
         if data.preference_rows in ("pairs", "judged"):

@@ -63,12 +63,14 @@ class TrainingConfig(StrictSection):
     # --- what is trained ---------------------------------------------------------------------
     method: Method = "sft"
     """Training method: supervised fine-tuning (sft), one that trains on single answers that are
-    good or bad (kto), or one on preferred and rejected answers in pairs (the others)."""
+    good or bad (kto), or one on preferred and rejected answers in pairs (the others). grpo learns
+    from answers of its own: only `expert improve` trains with it."""
     loss_type: PreferenceLoss | Auto = Field(
         AUTO, description=f"dpo only: {', '.join(DPO_LOSSES)}; auto: that of the method."
     )
     beta: PositiveNumber | Auto = AUTO
-    """Preferences: how far the model may move from its start; auto: 0.1, simpo 2."""
+    """Preferences: how far the model may move from its start; auto: 0.1, simpo 2. grpo: weight of
+    the divergence from its start; auto: none."""
     label_smoothing: LabelSmoothing = 0.0
     """Losses sigmoid and robust: the share of preferences assumed to be wrong."""
     simpo_gamma: NonNegativeFloat = 1.0
@@ -107,7 +109,7 @@ class TrainingConfig(StrictSection):
     """Stop after this many steps; null or 0: no limit."""
     learning_rate: PositiveShare | Auto = AUTO
     """Peak rate; auto: 2e-4, full 2e-5, ia3 and soft prompts 5e-3, from scratch 1e-3; preferences:
-    full 5e-7, adapters 5e-6, orpo ten times as much."""
+    full 5e-7, adapters 5e-6, orpo ten times as much; grpo: full 3e-6, adapters 3e-5."""
     loraplus_lr_ratio: PositiveNumber = 1.0
     """lora, dora: learning rate of the second factor over that of the first (LoRA+: 16)."""
     batch_size: Count | Auto = AUTO

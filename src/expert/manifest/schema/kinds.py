@@ -161,7 +161,12 @@ def takes(adapter: str, option: str) -> bool:
 
 # --- methods: their losses are in training/objectives/, chosen in planning/choose/recipe.py -------
 
-Method = Literal["sft", "dpo", "ipo", "apo_zero", "simpo", "orpo", "cpo", "kto"]
+Method = Literal["sft", "dpo", "ipo", "apo_zero", "simpo", "orpo", "cpo", "kto", "grpo"]
+ON_POLICY = "grpo"
+"""The method that learns from answers which the weights in training give: a round of `expert
+improve`."""
+ON_POLICY_RATE = 3e-6
+"""Its default learning rate for all weights; ten times as much for an adapter."""
 PreferenceLoss = Literal[
     "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "simpo", "orpo", "cpo", "kto"
 ]

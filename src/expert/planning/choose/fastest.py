@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
+from expert.manifest.schema.kinds import ADAPTERS, ON_POLICY, SPLITS_WEIGHTS
 from expert.planning.choose.length import peak_flops, total_tokens
 from expert.planning.choose.rates import COLD_COMPILE, MEASURED_CARD, PassSeconds, pass_seconds
 from expert.planning.choose.sequences import (
@@ -146,6 +146,8 @@ def _obstacle(draft: PlanDraft, *, engine: str, recomputes: bool, compiled: bool
     """Why passes cannot be captured at all, or ""."""
     if not draft.on_gpu:
         return "CUDA graphs need a GPU"
+    if draft.config.method == ON_POLICY:
+        return "answers vary in length: each batch has a width of its own"
     if engine in SPLITS_WEIGHTS:
         return "sharded weights are gathered for each pass, which is not captured"
     if not (draft.packed or draft.is_char_model):

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from expert.core.install import pip_install
-from expert.manifest.schema.kinds import LOW_RANK
+from expert.manifest.schema.kinds import LOW_RANK, ON_POLICY
 from expert.planning.choose.fastest import choose_capture
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
@@ -272,6 +272,8 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     config = draft.config
     padded = not draft.packed and not draft.is_char_model  # character blocks have one length
     obstacle = "" if draft.on_gpu else "compiling is not worth it on a CPU"
+    if draft.config.method == ON_POLICY:
+        obstacle = "answers vary in length: each width would be compiled again"
     if draft.on_gpu and not draft.has_capability(VOLTA):
         obstacle = f"{draft.card_label} is older than Triton supports (7.0)"
     if config.torch_compile != "auto":

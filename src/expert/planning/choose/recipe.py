@@ -8,7 +8,15 @@ from typing import Any
 
 from expert.core.files import read_json
 from expert.core.text import counted, percent
-from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS, PREFERENCES, SCHEDULES, takes
+from expert.manifest.schema.kinds import (
+    ADAPTERS,
+    ON_POLICY,
+    ON_POLICY_RATE,
+    OPTIMIZERS,
+    PREFERENCES,
+    SCHEDULES,
+    takes,
+)
 from expert.manifest.schema.manifest import Adapter, CharGptShape
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
@@ -104,8 +112,12 @@ def settle_objective(draft: PlanDraft) -> None:
     kind = PREFERENCES.get(config.method)
     draft.settle_from_config("objective.method", "method")
     if kind is None:
+        if config.method == ON_POLICY:
+            because = "answers are compared with each other"
+            draft.choose("objective.beta", "beta", 0.0, because, "preset")
         for name, value in ObjectivePlan().model_dump(exclude={"method"}).items():
-            draft.settle(f"objective.{name}", value, f"{config.method} has none", "manifest")
+            if f"objective.{name}" not in draft.decisions:
+                draft.settle(f"objective.{name}", value, f"{config.method} has none", "manifest")
         return
     because = f"usual for {config.method}"
     draft.choose("objective.loss", "loss_type", kind.loss, because, "preset")
@@ -183,6 +195,9 @@ def settle_optimisation(draft: PlanDraft) -> None:
         because = f"usual for {kind}"
     if preference := PREFERENCES.get(config.method):
         rate = preference.full_rate * (1 if kind == "full" else ADAPTER_FACTOR)
+        because = f"usual for {config.method} with {kind}"
+    elif config.method == ON_POLICY:
+        rate = ON_POLICY_RATE * (1 if kind == "full" else ADAPTER_FACTOR)
         because = f"usual for {config.method} with {kind}"
     rate *= OPTIMIZERS[draft["optim.optimizer"]].rate_factor
     draft.choose("optim.learning_rate", "learning_rate", rate, because, "preset")

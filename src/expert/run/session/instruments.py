@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from expert.data.feed.run_data import RunData
+from expert.manifest.schema.kinds import ON_POLICY
 from expert.model import blocks
 from expert.planning.run_plan import RunPlan
 from expert.telemetry import cpu
@@ -53,6 +54,7 @@ class Instruments:
             flops_per_token=plan.length.flops_per_token,
             loss_scaling=plan.kernels.loss_scaling,
             compiles=plan.kernels.compile,
+            answers=plan.objective.method == ON_POLICY,
             more=self._device_fields(workers=plan.loader.workers),
             recompiling=self.recompiling,
             skips=state.skips,

@@ -14,6 +14,7 @@ from expert.core.events import EventLog, Sink
 from expert.core.rundir import RunFolder
 from expert.data.feed.run_data import RunData
 from expert.data.splits import stream_of
+from expert.manifest.schema.kinds import ON_POLICY
 from expert.model.device_memory import release_memory
 from expert.model.load import check_vocabulary
 from expert.parallel.engine import Groups
@@ -33,6 +34,7 @@ from expert.training.objectives.judged import JudgedAnswers
 from expert.training.objectives.next_token import NextToken
 from expert.training.objectives.objective import EvalResult, Objective
 from expert.training.objectives.preference import Preference
+from expert.training.objectives.rewarded import RewardedAnswers
 from expert.training.recorder import Emit, Recorder
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar, Signals
@@ -182,6 +184,8 @@ def open_session(
 
 
 def objective_of(plan: ObjectivePlan) -> Objective:
+    if plan.method == ON_POLICY:
+        return RewardedAnswers(plan.beta)
     if plan.loss is None:
         return NextToken()
     return JudgedAnswers(plan) if plan.loss == "kto" else Preference(plan)
@@ -223,6 +227,7 @@ def model_of(session: Session) -> Built:
         validation = data.validation if session.evaluates else None
         test = data.test if session.keeps else None
         session.data = reference.measured(data.train, validation, test)
+    session.objective.begin(built.loaded)
     if session.weights is not None:
         built.load(session.weights)
         session.weights = None

@@ -59,6 +59,10 @@ class Objective(Protocol):
     batches of the step, on all ranks.
     """
 
+    def begin(self, model: Any) -> None:
+        """Called with a model that has the weights which training starts from."""
+        return
+
     def begin_step(self, engine: Engine, batches: Sequence[Any]) -> None:
         """Measure what the losses of the step's batches need of all of them, on all ranks: nothing,
         for most objectives."""
