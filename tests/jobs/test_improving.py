@@ -425,6 +425,12 @@ def test_what_a_round_sets_itself_cannot_be_set(tmp_path, key):
         improve(unsure(), output=tmp_path, overrides=(f"{key}=x",), **HOW)
 
 
+def test_a_wrong_setting_is_refused_before_anything_is_asked(tmp_path):
+    with pytest.raises(ExpertError, match="learning_rate"):
+        improve(unsure(), output=tmp_path, overrides=("learning_rate=fast",), **HOW)
+    assert not list(tmp_path.glob("*"))
+
+
 def test_a_judge_that_gives_no_scores_ends_the_round_before_anything_is_learnt(tmp_path):
     judge = tmp_path / "score.py"
     judge.write_text("def judge(prompt, expected, answer):\n    return None\n", encoding="utf-8")

@@ -52,6 +52,14 @@ def serve(
     queue: Annotated[
         int, typer.Option(min=1, help="Answers that may wait; more are refused with status 429.")
     ] = 256,
+    vote: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=64,
+            help="Answers to each conversation, of which the one is sent whose result most share.",
+        ),
+    ] = None,
     time_limit: Annotated[
         float, typer.Option(min=1, help="Longest time for an answer, in seconds.")
     ] = 300,
@@ -78,6 +86,7 @@ def serve(
         environment=os.environ,
         parallel=parallel,
         queue=queue,
+        votes=vote or 0,
         seconds=time_limit,
         log=log,
         note=lambda text: show(notes, text, "yellow"),

@@ -6,16 +6,19 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
+from expert.answer.writer import Answer
 from expert.core.errors import Damaged, ExpertError
 from expert.core.publish import publishing
 from expert.jobs.export.export import export
 from expert.jobs.sample.sample import sample
 from expert.jobs.serve.models import load_models
+from expert.jobs.serve.requests import ChatRequest
 from tests.core.test_publish import in_hub_cache
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model
@@ -428,3 +431,48 @@ def test_unsupported_exports_are_refused(tmp_path):
     ):
         with pytest.raises(ExpertError, match=words):
             load_models([str(folder)], device="cpu", **more)
+
+
+# --- votes ---------------------------------------------------------------------------------------
+
+VOTERS = 6
+SURE: dict[str, Any] = {"temperature": 0.7, "seed": 5, "max_tokens": 3}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_answer_that_most_of_several_share_is_sent_and_all_are_counted(here, stream):
+    whole = here.client.chat.completions.create(**asking(LONG, n=VOTERS, **SURE))
+    texts = [choice.message.content for choice in whole.choices]
+    most = max(texts, key=texts.count)
+    with served(f"demo={finished('lora')}", votes=VOTERS) as voting:
+        more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        found = voting.client.chat.completions.create(**asking(LONG, **SURE, **more))
+        if stream:
+            chunks = [*found]
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+            usage = chunks[-1].usage
+        else:
+            (choice,) = found.choices
+            text, usage = choice.message.content, found.usage
+        assert text == most
+        assert usage == whole.usage
+        # Who asks for the likeliest answer, or for several, gets those.
+        assert said(voting, LONG, temperature=0) == said(here, LONG, temperature=0)
+        both = voting.client.chat.completions.create(**asking(LONG, n=2, **SURE))
+        assert [choice.message.content for choice in both.choices] == texts[:2]
+        assert voting.notes == []
+
+
+def test_answers_vote_by_what_a_query_returns(monkeypatch):
+    model = SimpleNamespace(domain="sql")
+    rows = "CREATE TABLE t (a INTEGER, b INTEGER); INSERT INTO t VALUES (1, 2), (3, 4)"
+    asked = ChatRequest(model="m", messages=[{"role": "user", "content": f"Schema: {rows}"}])
+    texts = ["SELECT b FROM t WHERE a > 1", "SELECT a FROM t", "SELECT b FROM t WHERE a = 3"]
+    with served(f"demo={finished('lora')}", votes=3) as voting:
+        sent: list[Answer] = []
+        ended = {
+            number: Answer(text=text, marked=text, tokens=5, ended=True)
+            for number, text in enumerate(texts)
+        }
+        voting.engine._vote(model, asked, SimpleNamespace(ended=ended, put=sent.append))
+    assert [(each.text, each.tokens) for each in sent] == [(texts[0], 15)]

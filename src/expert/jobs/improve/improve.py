@@ -315,6 +315,7 @@ def improve(
         )
         raise ExpertError(f"--method {method}: needs {what}  (leave them out)")
     _refuse_overrides(overrides)
+    read_manifest(folder.manifest, overrides=overrides)  # wrong ones are refused before asking
     given = {key: value for key, value in requirements.items() if value is not None}
     tell("reading the rows", 0, 0)
     test = find_test_set(start, named=test_set)

@@ -15,8 +15,9 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.grammar import BadGrammar
@@ -24,6 +25,9 @@ from expert.answer.writer import Answer
 from expert.core.text import counted
 from expert.jobs.serve.body import RequestError
 from expert.jobs.serve.requests import ChatRequest, TextRequest
+from expert.jobs.validate.vote import TEMPERATURE, vote
+from expert.judging.cases import Case
+from expert.judging.judge_pool import JudgeProcess
 
 if TYPE_CHECKING:
     from expert.answer.scheduler import AnswerRow, Scheduler
@@ -66,10 +70,15 @@ class PendingAnswers:
         else:
             self.put(replace(self.rows[number].answer(), number=number))
 
+    @property
+    def count(self) -> int:
+        """Answers that are sent."""
+        return len(self.rows)
+
     async def pieces(self) -> AsyncIterator[TextPiece | Answer]:
         """Text as it is generated, if requested, and the end of each answer; RequestError if one
         failed."""
-        left = len(self.rows)
+        left = self.count
         while left:
             piece = await self._queue.get()
             if isinstance(piece, RequestError):
@@ -83,6 +92,26 @@ class PendingAnswers:
             row.cancelled = True
 
 
+class VotedAnswer(PendingAnswers):
+    """A request to which several answers are generated, of which one is sent."""
+
+    count = 1
+
+    def __init__(self, vote: Callable[[VotedAnswer], object]) -> None:
+        """`vote`: called from the engine's thread once all have ended."""
+        super().__init__()
+        self._vote = vote
+        self.ended: dict[int, Answer] = {}
+
+    def end(self, number: int, failed: str) -> None:
+        if failed:
+            self.put(RequestError(503, failed))
+            return
+        self.ended[number] = self.rows[number].answer()
+        if len(self.ended) == len(self.rows):
+            self._vote(self)
+
+
 class AnswerEngine:
     """Models that answer questions in batches."""
 
@@ -92,10 +121,12 @@ class AnswerEngine:
         *,
         parallel: int | None = None,
         queue: int = QUEUE,
+        votes: int = 0,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`parallel`: largest batch of a model; None: as many answers as fit in memory. `note`:
-        called with problems, from the engine's thread."""
+        """`parallel`: largest batch of a model; None: as many answers as fit in memory. `votes`:
+        answers to a conversation, of which one is sent. `note`: called with problems, from the
+        engine's thread."""
         from expert.answer.scheduler import Scheduler
 
         self.models = {model.name: model for model in models}
@@ -107,7 +138,8 @@ class AnswerEngine:
             self._schedulers[model.name] = Scheduler(
                 model.answer_model, most=parallel, share=1 / len(models)
             )
-        self._queue, self._note = queue, note
+        self._queue, self._note, self._votes = queue, note, votes
+        self._voting, self._judge = ThreadPoolExecutor(1, "vote"), JudgeProcess()
         self._inbox: deque[tuple[str, AnswerRow]] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -141,6 +173,12 @@ class AnswerEngine:
     async def ask(self, request: ChatRequest | TextRequest) -> PendingAnswers:
         """Put the answers to a request into the queue; RequestError if it is refused."""
         model, pending = self.model(request.model), PendingAnswers()
+        if self._votes and isinstance(request, ChatRequest) and request.may_be_voted_on:
+            count = partial(self._vote, model, request)
+            pending = VotedAnswer(lambda ended: self._voting.submit(count, ended))
+            drawn = request.settings(model.decoding).temperature or TEMPERATURE
+            more = {"n": self._votes, "temperature": drawn, "stream": False}
+            request = request.model_copy(update=more)
         self._check_capacity(request.answers)
         pending.rows = await _in_thread(lambda: _rows(model, request, pending))
         pending.prompt_tokens = sum(len(row.prompt) for row in pending.rows[:: request.n])
@@ -165,6 +203,20 @@ class AnswerEngine:
         """End all answers and wait for the thread."""
         self.cut()
         self._thread.join()
+        self._voting.shutdown(cancel_futures=True)
+        self._judge.stop()
+
+    def _vote(self, model: ServedModel, request: ChatRequest, pending: VotedAnswer) -> None:
+        """Send the answer whose result most share, with the tokens of all."""
+        answers = [pending.ended[number] for number in sorted(pending.ended)]
+        try:
+            turns = tuple((turn.role, turn.text) for turn in request.turns())
+            case = Case(id="vote", turns=turns, expected="")
+            (chosen,) = vote([case], [answers], domain=model.domain, processes=[self._judge])
+        except Exception as error:  # noqa: BLE001 - the first is an answer, too
+            self._note(f"the vote failed: {_in_a_line(error)}; the first answer was sent")
+            chosen = answers[0]
+        pending.put(replace(chosen, tokens=sum(each.tokens for each in answers), number=0))
 
     def _check_capacity(self, count: int) -> None:
         if self._refusal_reason:

@@ -22,6 +22,7 @@ from expert.data.template.templates import Template
 from expert.jobs.export.portable_base import BASE_COPY
 from expert.jobs.export.push import EXPORT_RECORD
 from expert.jobs.validate.test_sets import call_marks
+from expert.judging.domain import TEXT, domain_of
 from expert.judging.oracles.calls import CallMarks
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
@@ -69,6 +70,8 @@ class ServedSource:
     state: str
     load: Callable[..., Trained]
     notes: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    """Capabilities in its manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,8 @@ class ServedModel:
     template: Template
     decoding: DecodingSettings
     """Default settings, from the manifest."""
+    domain: str
+    """How answers are compared if they vote."""
     marks: CallMarks | None
     """How its template marks tool calls; None if that cannot be parsed."""
     notes: tuple[str, ...]
@@ -182,8 +187,10 @@ def _run(path: str, checkpoint: str | None) -> ServedSource:
     elif first.tools:
         offered = ", ".join(tool_names((), first.tools))
         notes.append(f"trained with tools ({offered}): send tools with every request")
+    manifest = manifest_of_run(folder)
     return ServedSource(
-        name=manifest_of_run(folder).name,
+        name=manifest.name,
+        tags=tuple(manifest.capabilities),
         path=folder.path,
         plan=plan,
         state=choice.name,
@@ -246,6 +253,7 @@ def _model(source: ServedSource, trained: Trained) -> ServedModel:
         answer_model=answer_model,
         template=template,
         decoding=decoding,
+        domain=domain_of(source.tags, trained.plan.decoding) or TEXT,
         marks=call_marks(template),
         notes=(*source.notes, *remarks),
         fingerprint=f"fp_{hashlib.sha256(weights).hexdigest()[:12]}",

@@ -170,6 +170,16 @@ class ChatRequest(_Common):
     def answers(self) -> int:
         return self.n
 
+    @property
+    def may_be_voted_on(self) -> bool:
+        """Whether one answer is asked for that is text and need not be the likeliest."""
+        plain = self.n == 1 and not self.offers_tools and not self.logprobs
+        return plain and self.temperature != 0
+
+    def turns(self) -> tuple[Turn, ...]:
+        """The conversation; RowError if it is invalid."""
+        return _turns(self.messages)
+
     @field_validator("top_logprobs")
     @classmethod
     def _with_logprobs(cls, most: int | None, info: ValidationInfo) -> int | None:
@@ -191,7 +201,7 @@ class ChatRequest(_Common):
         """The input of the model; RequestError if the messages or tools are invalid."""
         param = "messages"
         try:
-            turns = _turns(self.messages)
+            turns = self.turns()
             param = "tools"
             tools = tools_of(self.tools, "tools") if self.offers_tools else ""
         except RowError as fault:

@@ -81,6 +81,7 @@ def serving(
     environment: Mapping[str, str],
     parallel: int | None = None,
     queue: int = QUEUE,
+    votes: int = 0,
     seconds: float = ANSWER_SECONDS,
     log: Callable[[LogEntry], None] = lambda entry: None,
     note: Callable[[str], None] = lambda text: None,
@@ -89,13 +90,13 @@ def serving(
     """Prepare a server; addresses and tokens are checked before models are loaded.
 
     `which`: arguments of `load_models`. `log` is called for every request, `note` for problems,
-    from another thread.
+    from another thread. `votes`: answers to each conversation, of which one is sent.
     """
     token, made = _token(environment.get(TOKEN, ""), host)
     listening = listening_socket(host, port)
     try:
         models = load_models(places, **which)
-        engine = AnswerEngine(models, parallel=parallel, queue=queue, note=note)
+        engine = AnswerEngine(models, parallel=parallel, queue=queue, votes=votes, note=note)
     except BaseException:
         listening.close()
         raise

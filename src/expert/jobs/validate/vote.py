@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from expert.answer.writer import Answer
 from expert.judging.answers import normalised
 from expert.judging.domain import TEXT
-from expert.judging.judge_pool import judge_all
+from expert.judging.judge_pool import JudgeProcess, judge_all
 from expert.judging.oracles.calls import CALLS
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ def vote(
     *,
     domain: str,
     strict: bool = False,
+    processes: Sequence[JudgeProcess] = (),
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Answer]:
     """For each case the answer whose result most of its answers share; of equals the first.
 
     Two answers agree if the judge of the case takes each for right where the other is expected:
     queries by what they return, JSON by its value, text and calls as they stand. The expected
-    answer has no part in it.
+    answer has no part in it. `processes`: as in `judge_all`.
     """
     # The check of calls holds the expected ones.
     cases = [replace(e, domain=TEXT, check={}) if e.domain == CALLS else e for e in cases]
@@ -50,6 +51,7 @@ def vote(
         [texts[place][other] for place, _, other in both],
         domain=domain,
         strict=strict,
+        processes=processes,
         tell=tell,
     )
     agreeing = [Counter(own) for own in votes]
