@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from expert.answer.writer import Answer
 from expert.core.errors import ExpertError
 from expert.data.records import Example, Turn
 from expert.jobs.improve import answers as asking
-from expert.jobs.improve.answers import Asked, OwnAnswer, doubts_about, read_answers
+from expert.jobs.improve.answers import Asked, OwnAnswer, doubts_about, facts_of, read_answers
+from expert.jobs.improve.groups import first_and_last
 from expert.jobs.improve.overlap import overlapping
 from expert.jobs.improve.rows import (
     copies_for,
@@ -28,6 +30,7 @@ from expert.jobs.validate.test_sets import TestSet
 from expert.jobs.validate.vote import vote
 from expert.judging.cases import Case
 from tests.each import each
+from tests.jobs.drawn import drawn_and_learnt
 from tests.jobs.runs import base_model, place, plan_of, run, write_expert
 from tests.jobs.trained_runs import with_plan
 from tests.jobs.validated_runs import ROWS, TESTS, YES, rows_file
@@ -125,20 +128,30 @@ SCHEMA = " Schema: CREATE TABLE trade (country TEXT, goods TEXT, tonnes INTEGER,
 
 
 @each(
-    "prompt, is_known",
+    "prompt, expected, is_known",
     [
-        (QUESTION.format("five"), True),
-        (QUESTION.format("five").upper() + "!", True),
-        (QUESTION.format("five") + " Please answer.", True),
-        ("Which country that borders the sea imports most?", False),
-        ("How many tonnes of butter were sold in 1999?" + SCHEMA, False),
-        ("", False),
+        (QUESTION.format("five"), "France", True),
+        (QUESTION.format("five").upper() + "!", "Denmark", True),
+        (QUESTION.format("five") + " Please answer.", "france.", True),
+        (QUESTION.format("five") + " Please answer.", "Denmark", False),
+        ("Which country that borders the sea imports most?", "France", False),
+        ("How many tonnes of butter were sold in 1999?" + SCHEMA, "France", False),
+        ("哪个国家出口最多的奶酪到挪威今年在北方的海边？请回答。", "法国", True),
+        ("哪个国家出口最多的黄油到挪威今年在南方的山边？", "法国", False),
+        ("Which x has x < 5?", "a", True),
+        ("Which x has x > 5?", "b", False),
+        ("", "", False),
     ],
 )
-def test_a_prompt_of_the_test_set_or_nearly_is_recognised(prompt, is_known):
+def test_a_prompt_of_the_test_set_or_nearly_is_recognised(prompt, expected, is_known):
     # Many questions share a schema, which says nothing about copies.
-    others = [f"What is number {n} of our {n * 7} ships?{SCHEMA}" for n in range(40)]
-    found = overlapping([prompt, *others[1:]], [QUESTION.format("five"), others[0]])
+    others = [(f"What is number {n} of our {n * 7} ships?{SCHEMA}", "Ann") for n in range(40)]
+    tests = [
+        (QUESTION.format("five"), "France"),
+        ("哪个国家出口最多的奶酪到挪威今年在北方的海边？", "法国"),
+        ("Which x has x < 5?", "a"),
+    ]
+    found = overlapping([(prompt, expected), *others[20:]], [*tests, *others[:20]])
     assert found[0] is is_known
     assert not any(found[1:])
 
@@ -167,6 +180,16 @@ def test_answers_that_grow_from_round_to_round_are_doubted():
     now = [asked("a", own("gold", tokens=30))]
     assert doubts_about(now, {"tokens": 29.0}) == []
     assert "answers grow" in doubts_about(now, {"tokens": 15.0})[0]
+
+
+def test_answers_that_grow_from_step_to_step_are_doubted_though_none_is_right():
+    wrong = [
+        replace(asked("a", own("gold", tokens=9 + 2 * step, passed=False)), step=step)
+        for step in range(20)
+    ]
+    first, last = first_and_last(wrong)
+    assert [[each.step for each in part] for part in (first, last)] == [[0, 1], [18, 19]]
+    assert "answers grow: 46 tokens, 10 before" in doubts_about(last, facts_of(first))[0]
 
 
 def test_a_vote_takes_the_answer_whose_result_most_share():
@@ -319,6 +342,14 @@ def test_steps_of_answers_go_on_where_they_were_interrupted_with_the_same_weight
     assert weights(done.rounds[0].run) != weights(str(unsure()))
 
 
+def test_tokens_are_as_likely_when_they_are_learnt_as_when_they_were_drawn(tmp_path, monkeypatch):
+    drawn, learnt = drawn_and_learnt(monkeypatch)
+    improve(unsure(), **STEPS, output=tmp_path)
+    assert len(drawn) > 50
+    # Float32 logits of a batch differ from those of a row alone by up to 3e-5.
+    assert learnt == pytest.approx(drawn, abs=1e-4)
+
+
 def test_a_step_whose_groups_have_no_difference_changes_nothing(tmp_path):
     judge = tmp_path / "score.py"
     judge.write_text("def judge(prompt, expected, answer):\n    return 0\n", encoding="utf-8")
@@ -350,6 +381,8 @@ def test_all_weights_learn_from_their_answers_too(tmp_path):
     test_set = tmp_path / "test.jsonl"
     done = improve(begun, **STEPS, test_set=test_set, output=tmp_path / "out")
     assert plan_of(Path(done.rounds[0].run))["model"]["location"] == str(begun / "final")
+    with pytest.raises(ExpertError, match="a second copy of all weights"):
+        improve(begun, **{**STEPS, "overrides": ("beta=0.1",)}, test_set=test_set, output=tmp_path)
 
 
 def test_a_test_set_among_the_training_prompts_is_refused(tmp_path):

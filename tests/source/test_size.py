@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.source.imports import imports_of
 from tests.source.test_tree import SOURCE, files, imported_files
 
-MOST_SOURCE_LINES = 64_400
-MOST_TEST_LINES = 47_100
+MOST_SOURCE_LINES = 64_500
+MOST_TEST_LINES = 47_300
 MOST_LINES_OF_TRAIN = 39_250
 TESTS = Path(__file__).parents[1]
 

@@ -259,18 +259,22 @@ def facts_of(asked: Sequence[Asked]) -> dict[str, Any]:
 
 def doubts_about(asked: Sequence[Asked], before: dict[str, Any] | None) -> list[str]:
     """Signs that the judge is satisfied rather than the task done."""
+    found = []
+    earlier, now = (before or {}).get("tokens"), facts_of(asked)["tokens"]
+    if earlier and now >= MUCH_LONGER * earlier:
+        found.append(f"answers grow: {now:.0f} tokens, {earlier:.0f} before")
     right = [(each, one) for each in asked for one in each.right]
-    if not right:
-        return []
+    found += _doubts_about_right(right) if right else []
+    return [f"the judge may be gamed: {text}  (read answers.jsonl)" for text in found]
+
+
+def _doubts_about_right(right: Sequence[tuple[Asked, OwnAnswer]]) -> list[str]:
     found = []
     longer = mean(len(one.text) for _, one in right) / max(
         1, mean(len(e.expected) for e, _ in right)
     )
     if longer >= MUCH_LONGER:
         found.append(f"right answers are {longer:.1f} times as long as the expected ones")
-    earlier, now = (before or {}).get("tokens"), facts_of(asked)["tokens"]
-    if earlier and now >= MUCH_LONGER * earlier:
-        found.append(f"answers grow: {now:.0f} tokens, {earlier:.0f} in the round before")
     text, times = Counter(one.key for _, one in right).most_common(1)[0]
     expected = Counter(normalised(each.expected) for each, _ in right)[text]
     if len(right) > 1 and times > MOSTLY * len(right) and times > 2 * expected:
@@ -278,4 +282,4 @@ def doubts_about(asked: Sequence[Asked], before: dict[str, Any] | None) -> list[
     by_form = sum(one.kind in PARSED for _, one in right) / len(right)
     if by_form > MOSTLY:
         found.append(f"{percent(by_form)} of the right answers are right by their form alone")
-    return [f"the judge may be gamed: {text}  (read answers.jsonl)" for text in found]
+    return found

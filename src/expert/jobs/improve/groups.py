@@ -127,3 +127,11 @@ def reward_curve(asked: Sequence[Asked]) -> list[dict[str, Any]]:
     for each in asked:
         steps.setdefault(each.step or 0, []).append(each)
     return [{"step": step + 1, **reward_facts(own)} for step, own in sorted(steps.items())]
+
+
+def first_and_last(asked: Sequence[Asked]) -> tuple[list[Asked], list[Asked]]:
+    """The answers of the first and of the last tenth of the steps."""
+    steps = sorted({each.step or 0 for each in asked})
+    tenth = max(1, len(steps) // 10)
+    first, last = set(steps[:tenth]), set(steps[-tenth:])
+    return [each for each in asked if each.step in first], [e for e in asked if e.step in last]

@@ -166,7 +166,8 @@ class Rounds:
             result = self._train_on_policy()
         else:
             asked = self._answers()
-            self._note(asked)
+            before = self.done.rounds[-2].facts if len(self.done.rounds) > 1 else None
+            self.this.facts, self.this.doubts = facts_of(asked), doubts_about(asked, before)
             config = self._write_rows(asked)
             self.done.save()
             if not self.this.rows:
@@ -187,13 +188,9 @@ class Rounds:
         self.this.run, self.this.standing = str(result.folder), _standing(found)
         self.this.seconds += time.monotonic() - began
 
-    def _note(self, asked: Sequence[Asked]) -> None:
-        before = self.done.rounds[-2].facts if len(self.done.rounds) > 1 else None
-        self.this.facts, self.this.doubts = facts_of(asked), doubts_about(asked, before)
-
     def _train_on_policy(self) -> RunResult:
         """The run answers the prompts while it learns from the answers."""
-        from expert.jobs.improve.groups import Groups, reward_curve
+        from expert.jobs.improve.groups import Groups, first_and_last, reward_curve
 
         settings, best = self.done.settings, Path(self.done.best.run)
         groups = Groups(
@@ -207,8 +204,9 @@ class Rounds:
         self.this.rows = write_rows(self.folder / "rows.jsonl", prompts_of(self.prompts))
         result = self._train(settings_of_groups(best, self.start.plan.adapter.type), groups.steps)
         asked = read_answers(groups.file)
-        self._note(asked)
-        self.this.facts["steps"] = reward_curve(asked)
+        first, last = first_and_last(asked)
+        self.this.facts = {**facts_of(asked), "steps": reward_curve(asked)}
+        self.this.doubts = doubts_about(last, facts_of(first))
         return result
 
     def _answers(self) -> list[Asked]:
@@ -315,7 +313,8 @@ def improve(
         )
         raise ExpertError(f"--method {method}: needs {what}  (leave them out)")
     _refuse_overrides(overrides)
-    read_manifest(folder.manifest, overrides=overrides)  # wrong ones are refused before asking
+    own = () if method == "rft" else (f"method={method}",)
+    read_manifest(folder.manifest, overrides=(*own, *overrides))  # refused before asking
     given = {key: value for key, value in requirements.items() if value is not None}
     tell("reading the rows", 0, 0)
     test = find_test_set(start, named=test_set)
@@ -495,11 +494,12 @@ def _prompts(
         raise ExpertError(f"{trained.name}: no row has an answer that can be judged")
     if not all(example.turns for example in trained.examples):
         raise ExpertError(f"{trained.name}: has plain text beside conversations: rounds need one")
-    questions = ["\n".join(text for _, text in case.turns) for case, _ in asked]
-    tests = [
-        "\n".join(text for _, text in case.turns) for case in (test.part_of or test).every_case
-    ]
-    known = overlapping(questions, tests)
+
+    def compared(case: Case) -> tuple[str, str]:
+        return "\n".join(text for _, text in case.turns), case.expected
+
+    tests = [compared(case) for case in (test.part_of or test).every_case]
+    known = overlapping([compared(case) for case, _ in asked], tests)
     overlap = sum(known)
     if overlap > MOST_OVERLAP * len(tests):
         share = overlap / len(tests)

@@ -246,6 +246,9 @@ def _preferences(manifest: Manifest, found: Findings) -> None:
     if kind is None:
         for key in ("loss_type", "beta", "sft_weight", *OF_LOSSES):
             if key == "beta" and method == ON_POLICY:
+                if config.adapter_type == "full" and config.beta != "auto":
+                    what = "would need a second copy of all weights"
+                    found.wrong(f"{path}.beta", what, "remove it, or train an adapter")
                 continue
             if getattr(config, key) != TrainingConfig.model_fields[key].default:
                 found.wrong(f"{path}.{key}", "only for preferences", "remove it, or method: dpo")
