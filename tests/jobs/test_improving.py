@@ -372,7 +372,7 @@ def test_all_weights_learn_from_their_answers_too(tmp_path):
     whole = write_expert(
         tmp_path,
         base_model(2),
-        {"epochs": 3, "learning_rate": 5e-3, "adapter_type": "full"},
+        {"epochs": 3, "learning_rate": 5e-3, "adapter_type": "full", "bf16": True},
         rows=ROWS,
         capabilities=["format:json"],
     )

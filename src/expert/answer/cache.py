@@ -103,7 +103,9 @@ class FixedLayer(_LAYER):  # type: ignore[misc]
         # One small kernel each; indexing by rows and positions took a single row 20 % more time.
         for own, new in ((self.keys, keys), (self.values, values)):
             width = own.shape[-1]
-            own.view(-1, width).index_copy_(0, self.index, new.reshape(-1, width))
+            # Values computed in bfloat16 may stand beside float32 keys, as under autocast.
+            new = new.reshape(-1, width).to(own.dtype)
+            own.view(-1, width).index_copy_(0, self.index, new)
         return self.keys, self.values
 
     def first(self, rows: int) -> FixedLayer:
