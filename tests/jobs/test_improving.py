@@ -294,8 +294,19 @@ def test_what_is_interrupted_goes_on_without_asking_anything_twice(tmp_path, mon
     assert done.folder == folder
     assert sum(calls[3:]) == (8 - kept) * 4
     assert file.read_bytes() == (whole.folder / "round-1" / "answers.jsonl").read_bytes()
-    with pytest.raises(ExpertError, match="no unfinished improvement"):
-        improve(unsure(), **how, resume=True)
+    with pytest.raises(ExpertError, match="there is no improvement"):
+        improve(unsure(), **{**how, "output": tmp_path / "elsewhere"}, resume=True)
+
+
+def test_more_rounds_follow_an_improvement_that_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("expert.jobs.improve.improve._brought_nothing", lambda done: False)
+    how = {**HOW, "min_accuracy": 1.0, "output": tmp_path}
+    once = improve(unsure(), **how)
+    assert once.ended == "1 round done"
+    again = improve(unsure(), **{**how, "rounds": 2}, resume=True)
+    assert again.folder == once.folder
+    assert [each.run for each in again.rounds][0] == once.rounds[0].run
+    assert again.ended == "2 rounds done"
 
 
 STEPS: dict[str, Any] = {

@@ -421,18 +421,21 @@ def _refuse_overrides(overrides: Sequence[str]) -> None:
 def _state(
     start: Run, settings: dict[str, Any], output: Path | None, *, resume: bool
 ) -> Improvement:
-    """The improvement to continue, else a new one in a new folder."""
+    """The improvement to continue, an unfinished one first; else a new one in a new folder."""
     runs = start.folder.path.parent
     above = runs.parent / "improved" if runs.name == "runs" else runs / "improved"
     refuse_links(above, below=above.parent)
     above = (output or above).absolute()
     own = str(start.folder.path)
-    for folder in sorted(above.glob("*"), reverse=True) if resume else ():
-        if not (folder / STATE).is_file():
-            continue
-        kept = read_object(folder / STATE)
-        if kept.get("start") != own or kept.get("ended"):
-            continue
+    begun = [
+        (folder, kept)
+        for folder in sorted(above.glob("*"), reverse=True)
+        if resume and (folder / STATE).is_file()
+        for kept in [read_object(folder / STATE)]
+        if kept.get("start") == own
+    ]
+    begun.sort(key=lambda each: bool(each[1].get("ended")))  # one that ended may have more rounds
+    for folder, kept in begun[:1]:
         earlier, now = kept.get("settings") or {}, json.loads(json.dumps(settings))
         if earlier != now:
             changed = [key for key in {**earlier, **now} if earlier.get(key) != now.get(key)]
@@ -443,14 +446,14 @@ def _state(
         refuse_links_inside(folder)  # it may come from someone else, and is written to
         return _read_state(folder, kept)
     if resume:
-        raise ExpertError(f"--resume: {above}: there is no unfinished improvement of {own}")
+        raise ExpertError(f"--resume: {above}: there is no improvement of {own}")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     names = (stamp if number == 1 else f"{stamp}-{number}" for number in range(1, 100))
     folder = next(above / name for name in names if not (above / name).exists())
     folder.mkdir(parents=True)
-    begun = Improvement(folder=folder, start=own, settings=settings)
-    begun.save()  # from here on it can be continued
-    return begun
+    new = Improvement(folder=folder, start=own, settings=settings)
+    new.save()  # from here on it can be continued
+    return new
 
 
 def _read_state(folder: Path, kept: Mapping[str, Any]) -> Improvement:
