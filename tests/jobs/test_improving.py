@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ from expert.jobs.validate.vote import vote
 from expert.judging.cases import Case
 from tests.each import each
 from tests.jobs.drawn import drawn_and_learnt
-from tests.jobs.runs import base_model, place, plan_of, run, write_expert
+from tests.jobs.runs import base_model, place, plan_of, run, saved_steps, write_expert
 from tests.jobs.trained_runs import with_plan
 from tests.jobs.validated_runs import ROWS, TESTS, YES, rows_file
 
@@ -305,7 +306,7 @@ def test_more_rounds_follow_an_improvement_that_ended(tmp_path, monkeypatch):
     assert once.ended == "1 round done"
     again = improve(unsure(), **{**how, "rounds": 2}, resume=True)
     assert again.folder == once.folder
-    assert [each.run for each in again.rounds][0] == once.rounds[0].run
+    assert again.rounds[0].run == once.rounds[0].run
     assert again.ended == "2 rounds done"
 
 
@@ -371,6 +372,57 @@ def test_a_step_whose_groups_have_no_difference_changes_nothing(tmp_path):
     assert weights(only.run) == weights(str(unsure()))
 
 
+def test_a_signal_stops_a_run_whose_groups_have_no_difference(tmp_path, monkeypatch):
+    from expert.jobs.improve import groups
+
+    whole, calls, judged = improve(unsure(), **STEPS, output=tmp_path / "whole"), [], groups.judged
+
+    def without_difference(cases: Any, answers: Any, judging: Any, **more: Any) -> Any:
+        calls.append(len(answers))
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGTERM)
+        found = judged(cases, answers, judging, **more)
+        if len(calls) == 1:
+            return found
+        same = [replace(one, passed=False) for each in found for one in each.answers]
+        return [replace(each, answers=tuple(same[:4])) for each in found]
+
+    monkeypatch.setattr(groups, "judged", without_difference)
+    how = {**STEPS, "overrides": (*STEPS["overrides"], "save_steps=1"), "output": tmp_path / "cut"}
+    stopped = improve(unsure(), **how)
+    assert stopped.exit_code != 0
+    assert len(calls) == 3
+    done = improve(unsure(), **how, resume=True)
+    assert len(done.rounds[0].facts["steps"]) == len(calls) == 4
+    assert weights(str(done.rounds[0].run)) != weights(str(whole.rounds[0].run))
+
+
+def test_prompts_that_leave_no_room_are_counted_and_notes_are_kept_once(tmp_path, monkeypatch):
+    from expert.run.session.groups import Sampler
+
+    prompt = Sampler.prompt
+    monkeypatch.setattr(
+        Sampler, "prompt", lambda self, row: None if "1" in row.turns[0].text else prompt(self, row)
+    )
+    judge = tmp_path / "score.py"
+    judge.write_text("def judge(prompt, expected, answer):\n    return len(answer) / 1000\n")
+    how = {**STEPS, "min_accuracy": None, "min_score": 0.9, "judge_command": str(judge)}
+    done = improve(unsure(), **how, output=tmp_path / "out")
+    left = 8 - done.rounds[0].facts["prompts"]
+    assert 0 < left < 8
+    assert any(f"{left} prompt" in text and "no room" in text for text in done.notes)
+    assert len(set(done.notes)) == len(done.notes)
+
+
+def test_a_run_that_answers_with_a_checkpoint_is_not_continued_from_another(tmp_path):
+    (step, *_) = saved_steps(unsure())
+    with_checkpoint = with_plan(
+        unsure(), tmp_path / "run", watch={"packaging_checkpoint": f"checkpoint-{step}"}
+    )
+    with pytest.raises(ExpertError, match="continues final/"):
+        improve(with_checkpoint, **STEPS, output=tmp_path)
+
+
 def test_only_improve_trains_on_answers_of_the_run(tmp_path):
     done = improve(unsure(), **STEPS, output=tmp_path)
     with pytest.raises(ExpertError, match="expert improve RUN --method grpo"):
@@ -391,7 +443,9 @@ def test_all_weights_learn_from_their_answers_too(tmp_path):
     begun = run(whole).folder
     test_set = tmp_path / "test.jsonl"
     done = improve(begun, **STEPS, test_set=test_set, output=tmp_path / "out")
-    assert plan_of(Path(done.rounds[0].run))["model"]["location"] == str(begun / "final")
+    plan = plan_of(Path(done.rounds[0].run))
+    assert plan["model"]["location"] == str(begun / "final")
+    assert plan["model"]["prompt_template"] == plan_of(begun)["model"]["prompt_template"]
     with pytest.raises(ExpertError, match="a second copy of all weights"):
         improve(begun, **{**STEPS, "overrides": ("beta=0.1",)}, test_set=test_set, output=tmp_path)
 
@@ -463,10 +517,20 @@ def test_what_a_schema_accepts_does_not_vote_for_what_it_refuses():
     assert vote([case], [answers], domain="json")[0].text == texts[1]
 
 
-@pytest.mark.parametrize("key", ["training.dataset.path", "output_dir", "dataset.test_path"])
-def test_what_a_round_sets_itself_cannot_be_set(tmp_path, key):
-    with pytest.raises(ExpertError, match="a round sets"):
-        improve(unsure(), output=tmp_path, overrides=(f"{key}=x",), **HOW)
+@each(
+    "setting, name",
+    [
+        ("training.dataset.path=x", "training.dataset"),
+        ("path=x", "training.dataset"),
+        ("validation_split=0.5", "training.dataset"),
+        ("output_dir=x", "output_dir"),
+        ("model=x", "base_models"),
+        ("repetition_penalty=1.3", "training.decoding"),
+    ],
+)
+def test_what_a_round_sets_itself_cannot_be_set(tmp_path, setting, name):
+    with pytest.raises(ExpertError, match=f"a round sets.*{name}"):
+        improve(unsure(), output=tmp_path, overrides=(setting,), **HOW)
 
 
 def test_a_wrong_setting_is_refused_before_anything_is_asked(tmp_path):

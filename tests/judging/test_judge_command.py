@@ -41,6 +41,13 @@ def test_a_judge_is_told_all_of_a_case_and_scores_come_back_in_the_order_of_the_
     assert faults == []
 
 
+def test_a_reason_that_no_file_could_hold_is_made_readable(tmp_path):
+    line = "{'id': case['id'], 'score': 1, 'reason': '\\ud800'}"
+    code = f"for case in cases:\n    print(json.dumps({line}))"
+    found, _ = scored(tmp_path, code)
+    assert found[0].reason == "score 1: ?"
+
+
 @each(
     ("code", "fault"),
     [

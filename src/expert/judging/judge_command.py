@@ -167,7 +167,8 @@ def _read(said: str, known: set[str]) -> tuple[dict[str, tuple[float, str]], lis
         score = fact.get("score") if isinstance(fact, Mapping) else None
         usable = isinstance(score, int | float) and 0 <= score <= 1  # False for NaN
         if usable and case in known and case not in found:
-            reason = fact.get("reason")
+            # A lone surrogate, as "\\ud800" in JSON makes it, could not be written to a file.
+            reason = str(fact.get("reason") or "").encode(errors="replace").decode()
             found[case] = float(score or 0), f"score {score:g}" + (f": {reason}" if reason else "")
         else:
             faults.append(

@@ -125,6 +125,9 @@ def train(
         with run.recorder.waiting():
             fed = next(feed, None)  # the micro-batches of one step, already on the device
         if fed is None:
+            if run.stop_requested() is not None and plan.total_steps is not None:
+                state, ending = evaluate_and_save(state, Due(), plan, run)
+                ending = ending or Ending(exit_code=run.stop_requested())
             break
         if plan.steps_per_epoch is None and state.done and fed.step.epoch > state.epoch:
             state, ending = end_epoch(state, plan, run)

@@ -19,6 +19,7 @@ from expert.jobs.export.export import export
 from expert.jobs.sample.sample import sample
 from expert.jobs.serve.models import load_models
 from expert.jobs.serve.requests import ChatRequest
+from expert.jobs.serve.serve import serving
 from tests.core.test_publish import in_hub_cache
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model
@@ -463,16 +464,44 @@ def test_the_answer_that_most_of_several_share_is_sent_and_all_are_counted(here,
         assert voting.notes == []
 
 
-def test_answers_vote_by_what_a_query_returns(monkeypatch):
-    model = SimpleNamespace(domain="sql")
+TEXTS = ["SELECT a FROM t", "SELECT b FROM t WHERE a > 1", "SELECT b FROM t WHERE NOT a <= 1"]
+
+
+def voted(engine: Any, domain: str, *, cancelled: bool = False) -> str:
+    """Which of the texts an engine sends for a question about a table."""
     rows = "CREATE TABLE t (a INTEGER, b INTEGER); INSERT INTO t VALUES (1, 2), (3, 4)"
     asked = ChatRequest(model="m", messages=[{"role": "user", "content": f"Schema: {rows}"}])
-    texts = ["SELECT b FROM t WHERE a > 1", "SELECT a FROM t", "SELECT b FROM t WHERE a = 3"]
+    sent: list[Answer] = []
+    ended = {
+        number: Answer(text=text, marked=text, tokens=5, ended=number > 0 or not cancelled)
+        for number, text in enumerate(TEXTS)
+    }
+    waiting = [SimpleNamespace(cancelled=cancelled)] * len(TEXTS)
+    pending = SimpleNamespace(ended=ended, put=sent.append, rows=waiting)
+    engine._vote(SimpleNamespace(domain=domain), asked, pending)
+    (only,) = sent
+    assert only.tokens == 15
+    return only.text
+
+
+def test_answers_vote_by_what_a_query_returns_while_somebody_waits(monkeypatch):
     with served(f"demo={finished('lora')}", votes=3) as voting:
-        sent: list[Answer] = []
-        ended = {
-            number: Answer(text=text, marked=text, tokens=5, ended=True)
-            for number, text in enumerate(texts)
-        }
-        voting.engine._vote(model, asked, SimpleNamespace(ended=ended, put=sent.append))
-    assert [(each.text, each.tokens) for each in sent] == [(texts[0], 15)]
+        assert voted(voting.engine, "sql") == TEXTS[1]
+        assert voting.notes == []
+        # Then the first that was not cut is sent.
+        assert voted(voting.engine, "sql", cancelled=True) == TEXTS[1]
+        assert "nobody waits for it" in voting.notes.pop()
+        monkeypatch.setattr("expert.jobs.serve.engine.VOTE_SECONDS", 0.0)
+        assert voted(voting.engine, "sql") == TEXTS[0]
+        assert "takes longer" in voting.notes.pop()
+
+
+def test_an_export_votes_as_its_run_does():
+    (run,) = load_models([str(finished("lora"))], device="cpu")
+    (export,) = load_models([str(exported("lora").folder)], device="cpu")
+    assert export.domain == run.domain
+
+
+def test_a_queue_that_holds_no_whole_vote_is_refused():
+    with pytest.raises(ExpertError, match="set --queue to 8 or more"):
+        serving([str(finished("lora"))], environment={}, votes=8, queue=4)

@@ -60,6 +60,7 @@ from expert.run.stored.load import (
     base_warning,
     load_trained,
     loading,
+    manifest_of_run,
     pick_device,
     read_plan,
     soft_prompt_rows,
@@ -301,6 +302,7 @@ def _write_record(
             "refused": export_refusal(judged) if judged is not None else "",
         },
         "name": plan.expert,
+        "capabilities": manifest_of_run(source.folder).capabilities,
         "decoding": {
             key: plan.decoding[key]
             for key in DecodingSettings.__annotations__

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
+from expert.core.text import counted
 from expert.jobs.improve.answers import Asked, append, judged, keep, read_answers
 from expert.judging.judge_pool import JudgeProcess, most_processes
 from expert.parallel.hang import NO_LIMIT
@@ -50,16 +51,19 @@ class Groups:
         how: dict[str, Any] = {"device": session.device, "pin": plan.loader.pin_memory}
         kept = read_answers(self.file)
         keep(self.file, kept)
+        silent = set[str]()  # prompts that leave no room for an answer
         with ExitStack() as stack:
             own = (JudgeProcess() for _ in range(most_processes()))  # each starts on demand
             processes = [stack.enter_context(each) for each in own]
             for fed in coming:
                 session.group.progress(NO_LIMIT)
-                prompts = self._prompts_of(fed.step, session, sampler)
+                prompts = self._prompts_of(fed.step, session, sampler, silent)
                 asked = [each for each in kept if each.step == fed.step.done]
                 if [each.id for each in asked] != [case.id for case, _ in prompts]:
                     if asked:  # an interruption cut them short
                         keep(self.file, [each for each in kept if each.step != fed.step.done])
+                    if session.group.signal is not None:
+                        return  # the loop stops, though no step was due since the signal
                     asked = self._ask(sampler, fed.step.done, prompts, processes)
                     append(self.file, asked)
                 session.group.progress()
@@ -73,16 +77,22 @@ class Groups:
                 facts = {f"rewards/{name}": value for name, value in reward_facts(asked).items()}
                 for made in fed_batches(fed.step, packed, self.count, **how):
                     yield replace(made, facts=facts)
+        if silent:
+            what = "leaves no room for an answer in the context: not asked"
+            self.note(f"{counted(len(silent), 'prompt')} {what}")
 
     def _prompts_of(
-        self, step: StepBins, session: Session, sampler: Sampler
+        self, step: StepBins, session: Session, sampler: Sampler, silent: set[str]
     ) -> list[tuple[Case, Prompt]]:
-        """The prompts of a step, without those that leave no room for an answer."""
+        """The prompts of a step, without those that leave no room for an answer, which are added to
+        `silent`."""
         split, _ = session.data.prepared
         store = split.open()
-        rows = [store.row(each) for each in split.index.documents_in(step.bins).tolist()]
+        documents = split.index.documents_in(step.bins).tolist()
+        rows = dict.fromkeys(store.row(each) for each in documents)  # a long one may be in pieces
         chosen = [self.prompts[row] for row in rows]
         known = [(case, sampler.prompt(example)) for case, example in chosen]
+        silent.update(case.id for case, prompt in known if prompt is None)
         return [(case, prompt) for case, prompt in known if prompt is not None]
 
     def _ask(

@@ -64,6 +64,7 @@ TEMPERATURE = {"rft": 0.8, "dpo": 0.8, "grpo": 1.0}
 PAIRS_HELD_OUT = 0.05
 MOST_OVERLAP = 0.1
 """A test set of which more is among the training prompts judges what was learnt by heart."""
+MOST_NOTES = 20
 STATE, VERDICTS = "improve.json", "before.json"
 
 Train = Callable[[ReadManifest, str | None, Callable[[Path], None], Any], RunResult]
@@ -188,6 +189,12 @@ class Rounds:
         self.this.run, self.this.standing = str(result.folder), _standing(found)
         self.this.seconds += time.monotonic() - began
 
+    def _note(self, text: str) -> None:
+        """Keep a note once; a judge may have another for every answer."""
+        notes = self.done.notes
+        if text not in notes and len(notes) < MOST_NOTES:
+            notes.append(text)
+
     def _train_on_policy(self) -> RunResult:
         """The run answers the prompts while it learns from the answers."""
         from expert.jobs.improve.groups import Groups, first_and_last, reward_curve
@@ -199,7 +206,7 @@ class Rounds:
             judging=self.judging,
             count=settings["answers"],
             seed=settings["seed"] + len(self.done.rounds),
-            note=self.done.notes.append,
+            note=self._note,
         )
         self.this.rows = write_rows(self.folder / "rows.jsonl", prompts_of(self.prompts))
         result = self._train(settings_of_groups(best, self.start.plan.adapter.type), groups.steps)
@@ -224,7 +231,7 @@ class Rounds:
             count=settings["answers"],
             seed=settings["seed"] + len(self.done.rounds),
             tell=self.how["tell"],
-            note=self.done.notes.append,
+            note=self._note,
         )
         device = loaded.device
         del loaded  # training takes memory of its own
@@ -312,9 +319,7 @@ def improve(
             "several answers to each prompt, drawn as the weights have it: top_p 1, temperature 1"
         )
         raise ExpertError(f"--method {method}: needs {what}  (leave them out)")
-    _refuse_overrides(overrides)
-    own = () if method == "rft" else (f"method={method}",)
-    read_manifest(folder.manifest, overrides=(*own, *overrides))  # refused before asking
+    _refuse_overrides(folder, method, overrides)
     given = {key: value for key, value in requirements.items() if value is not None}
     tell("reading the rows", 0, 0)
     test = find_test_set(start, named=test_set)
@@ -403,19 +408,32 @@ def _refuse_unfit(start: Run, method: Method) -> None:
         plan.adapter.type not in (*LOW_RANK, "full") or plan.adapter.soft_prompts
     ):
         fault = "--method grpo continues lora, dora or full without soft prompts  (rft trains any)"
+    elif method != "rft" and not choose(start.folder, plan.watch.packaging_checkpoint).is_final:
+        fault = f"--method {method} continues final/, and the run answers with its checkpoint "
+        fault += f"{plan.watch.packaging_checkpoint}  (rft trains from the base)"
     if fault:
         raise ExpertError(f"{start.folder.path}: {fault}")
 
 
-OF_ROUNDS = ("dataset", "output_dir", "start_from", "method", "base_model")
-"""Keys that a round sets itself."""
+def _refuse_overrides(folder: RunFolder, method: Method, overrides: Sequence[str]) -> None:
+    """Refuse wrong ones, and those of keys that a round sets itself, before anything is asked."""
+    own = () if method == "rft" else (f"method={method}",)
 
+    def set_by_rounds(overrides: Sequence[str]) -> dict[str, Any]:
+        manifest = read_manifest(folder.manifest, overrides=overrides).manifest
+        training, config = manifest.training, manifest.training.config
+        return {
+            "training.dataset": training.dataset,
+            "training.decoding": training.decoding,
+            "training.packaging_checkpoint": training.packaging_checkpoint,
+            **{key: getattr(config, key) for key in ("output_dir", "start_from", "method")},
+            "base_models[].name": [each.name for each in manifest.base_models],
+        }
 
-def _refuse_overrides(overrides: Sequence[str]) -> None:
-    for text in overrides:
-        path = text.partition("=")[0].split(".")
-        if own := [key for key in path if key in OF_ROUNDS]:
-            raise ExpertError(f"--set {text}: a round sets {own[0]} itself  (leave it out)")
+    before, after = set_by_rounds(own), set_by_rounds((*own, *overrides))
+    changed = [key for key in before if before[key] != after[key]]
+    if changed:
+        raise ExpertError(f"--set: a round sets {', '.join(changed)} itself  (leave it out)")
 
 
 def _state(

@@ -149,9 +149,10 @@ def manifest_of_round(
     )
     if plan.model.place not in ("built-in", "hub"):
         base["name"] = plan.model.location
+    base["prompt_template"] = plan.model.prompt_template  # its folder's name may be another now
     content["base_models"] = [base]
     training = content["training"]
-    training["dataset"] = dict(dataset)
+    training["dataset"], training["packaging_checkpoint"] = dict(dataset), "final"
     training["config"] |= {"output_dir": "runs", **config}
     training["config"].pop("pretokenized_cache", None)
     for holder, key in ((training["decoding"], "grammar_file"), (training["config"], "start_from")):
@@ -170,6 +171,7 @@ def settings_of_groups(start: Path, adapter: str) -> dict[str, Any]:
         "method": ON_POLICY,
         "learning_rate": "auto",
         "epochs": 1,
+        "max_steps": None,
         "batch_size": PROMPTS_PER_STEP,
         "gradient_accumulation_steps": 1,
         "dropout": "auto" if whole else 0,  # the weights are to learn as they answered
@@ -186,5 +188,6 @@ def preference_settings(start: Path) -> dict[str, Any]:
         "sft_weight": SFT_WEIGHT,
         "learning_rate": "auto",
         "epochs": 1,
+        "max_steps": None,
         "start_from": str(start),
     }

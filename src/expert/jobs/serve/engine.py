@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from expert.answer.grammar import BadGrammar
@@ -27,7 +28,7 @@ from expert.jobs.serve.body import RequestError
 from expert.jobs.serve.requests import ChatRequest, TextRequest
 from expert.jobs.validate.vote import TEMPERATURE, vote
 from expert.judging.cases import Case
-from expert.judging.judge_pool import JudgeProcess
+from expert.judging.judge_pool import JudgeProcess, most_processes
 
 if TYPE_CHECKING:
     from expert.answer.scheduler import AnswerRow, Scheduler
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 QUEUE = 256
 """Largest number of queued answers."""
+VOTE_SECONDS = 10.0
+"""For comparing the answers to one request; then the first is sent."""
 LARGEST_SEED = 2**43
 """Seeds are taken modulo this: generators are seeded with about a million times a seed."""
 
@@ -139,7 +142,8 @@ class AnswerEngine:
                 model.answer_model, most=parallel, share=1 / len(models)
             )
         self._queue, self._note, self._votes = queue, note, votes
-        self._voting, self._judge = ThreadPoolExecutor(1, "vote"), JudgeProcess()
+        self._voting = ThreadPoolExecutor(1, "vote")
+        self._judges = [JudgeProcess(VOTE_SECONDS) for _ in range(most_processes())]  # on demand
         self._inbox: deque[tuple[str, AnswerRow]] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -204,18 +208,28 @@ class AnswerEngine:
         self.cut()
         self._thread.join()
         self._voting.shutdown(cancel_futures=True)
-        self._judge.stop()
+        for judge in self._judges:
+            judge.stop()
 
     def _vote(self, model: ServedModel, request: ChatRequest, pending: VotedAnswer) -> None:
         """Send the answer whose result most share, with the tokens of all."""
-        answers = [pending.ended[number] for number in sorted(pending.ended)]
+        answers, began = [pending.ended[number] for number in sorted(pending.ended)], monotonic()
+
+        def go_on(done: int, of: int) -> None:
+            if self._closed or any(row.cancelled for row in pending.rows):
+                raise RuntimeError("nobody waits for it")
+            if monotonic() - began > VOTE_SECONDS:
+                raise TimeoutError(f"it takes longer than {VOTE_SECONDS:g} s")
+
         try:
+            go_on(0, 0)
             turns = tuple((turn.role, turn.text) for turn in request.turns())
             case = Case(id="vote", turns=turns, expected="")
-            (chosen,) = vote([case], [answers], domain=model.domain, processes=[self._judge])
+            how: dict[str, Any] = {"domain": model.domain, "processes": self._judges}
+            (chosen,) = vote([case], [answers], **how, tell=go_on)
         except Exception as error:  # noqa: BLE001 - the first is an answer, too
             self._note(f"the vote failed: {_in_a_line(error)}; the first answer was sent")
-            chosen = answers[0]
+            chosen = next((each for each in answers if each.ended), answers[0])
         pending.put(replace(chosen, tokens=sum(each.tokens for each in answers), number=0))
 
     def _check_capacity(self, count: int) -> None:

@@ -293,7 +293,8 @@ def read_export(path: Path) -> ServedSource:
         decoding=origin.get("decoding") or {},
     )  # fmt: skip
     load = partial(_load_export, path, plan, base.get("weights") or "")
-    return ServedSource(name=plan.expert, path=path, plan=plan, state=EXPORT, load=load)
+    tags = tuple(map(str, origin.get("capabilities") or ()))
+    return ServedSource(name=plan.expert, path=path, plan=plan, state=EXPORT, load=load, tags=tags)
 
 
 def _partly(kind: Any, **values: Any) -> Any:

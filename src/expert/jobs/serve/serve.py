@@ -92,6 +92,9 @@ def serving(
     `which`: arguments of `load_models`. `log` is called for every request, `note` for problems,
     from another thread. `votes`: answers to each conversation, of which one is sent.
     """
+    if votes > queue:
+        what = f"--vote {votes} puts as many answers into the queue, which holds {queue}"
+        raise ExpertError(f"{what}  (set --queue to {votes} or more)")
     token, made = _token(environment.get(TOKEN, ""), host)
     listening = listening_socket(host, port)
     try:

@@ -43,6 +43,7 @@ def vote(
     pairs = [
         (place, one, other)
         for place, own in enumerate(votes)
+        if 2 * max(own.values(), default=0) <= own.total()  # else one text has won
         for one, other in combinations(own, 2)
     ]
     both = [(place, *two) for place, one, other in pairs for two in ((one, other), (other, one))]
