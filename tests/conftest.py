@@ -30,6 +30,9 @@ gc.disable()
 # them leave it ignored. Tests send the signal themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# The same for SIGHUP below nohup.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Timings are measured in benchmarks, never asserted in tests. The same few examples every time, so
 # that a failure comes from the change; `HYPOTHESIS=search` tries new ones (make slow-test).
