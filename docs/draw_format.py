@@ -13,6 +13,7 @@ from pathlib import Path
 
 from expert.manifest.explain import SPECIAL_HOMES, KeyHelp, explain
 from expert.manifest.migrate.aliases import CONFIG, DATASET
+from expert.planning.models.architectures import MODEL_COLUMNS, model_rows
 
 FILE = Path(__file__).parent / "EXPERT_FORMAT.md"
 BEGIN = "<!-- keys: made by docs/draw_format.py, do not edit -->"
@@ -63,6 +64,10 @@ _DATASET_SINCE = {
     ),
     "D": ("max_chars",),
 }
+MODELS = (
+    "`expert machine --models` shows this table, too. Fused blocks also need heads whose size is a "
+    "power of two and that RoPE rotates whole, which Phi-3-mini and Phi-4-mini do not have."
+)
 _TABLES = {CONFIG: _CONFIG_SINCE, DATASET: _DATASET_SINCE}
 _ELSEWHERE = {
     "base_models": "2.0",
@@ -128,7 +133,7 @@ def made() -> str:
     for section in [*SECTIONS, *(name for name in by_section if name not in SECTIONS)]:
         if section in by_section:
             parts.append(table(SECTIONS.get(section, section), by_section[section]))
-    return "\n\n".join([*parts, specials()])
+    return "\n\n".join([*parts, specials(), models()])
 
 
 def table(title: str, keys: list[KeyHelp]) -> str:
@@ -157,6 +162,12 @@ def specials() -> str:
     for name, homes in SPECIAL_HOMES.items():
         lines.append(f"| `{name}` | {', '.join(f'`{home}`' for home in homes)} |")
     return "\n".join(lines)
+
+
+def models() -> str:
+    lines = ["### Models", "", MODELS, ""]
+    lines += [f"| {' | '.join(MODEL_COLUMNS)} |", "|---" * len(MODEL_COLUMNS) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in model_rows())])
 
 
 def escaped(text: str) -> str:

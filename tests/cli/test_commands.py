@@ -198,6 +198,7 @@ def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, m
     [
         ("--help", 0),
         ("nonsense 2>&1", 2),  # an error that nobody reads keeps its exit code
+        ("machine --models", 0),
         ("machine --cards", 0),  # short enough to wait in a buffer until the end
         (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --all", 3),
     ],

@@ -53,6 +53,18 @@ def family_config(family: str, **changes: Any) -> Any:
         return transformers.Qwen2Config(**{**_SIZES, **changes})
     if family == "mistral":
         return transformers.MistralConfig(**{**_SIZES, "head_dim": 16, **changes})
+    if family == "gemma":
+        return transformers.GemmaConfig(**{**_SIZES, "head_dim": 16, **changes})
+    if family == "gemma3_text":
+        kinds = ["sliding_attention", "full_attention"]
+        own = {"head_dim": 16, "sliding_window": 8, "layer_types": kinds}
+        return transformers.Gemma3TextConfig(**{**_SIZES, **own, **changes})
+    if family == "smollm3":  # the second block does not know positions
+        own = {"no_rope_layers": [1, 0], "use_sliding_window": False}
+        return transformers.SmolLM3Config(**{**_SIZES, **own, **changes})
+    if family in ("phi3", "ministral3"):
+        kind = {"phi3": "Phi3Config", "ministral3": "Ministral3Config"}[family]
+        return getattr(transformers, kind)(**{**_SIZES, "head_dim": 16, **changes})
     if family in ("granite", "cohere", "phi"):
         return getattr(transformers, f"{family.title()}Config")(**{**_SIZES, **changes})
     return transformers.Qwen3Config(

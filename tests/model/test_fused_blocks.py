@@ -23,6 +23,7 @@ from expert.model.fused.block import (
 from expert.model.fused.product import Product
 from expert.model.load import LoadedModel
 from expert.model.saving import save_trained
+from expert.planning.models.architectures import FUSED_TYPES
 from tests.each import each
 from tests.model.models import (
     documents,
@@ -77,6 +78,14 @@ def assert_equal(one: list[Tensor], other: list[Tensor], tolerance: float = EXAC
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
+GROWING = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "llama_4_scaling_beta": 0.5,
+    "original_max_position_embeddings": 8,
+}
+UNCAPPED: dict[str, dict[str, Any]] = {"gemma2": {"attn_logit_softcapping": None}}
+"""SDPA, which these models use, does not cap scores."""
 TARGETS = [
     ["q_proj", "v_proj"],
     ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
@@ -88,9 +97,13 @@ TARGETS = [
 @each(
     ("family", "model", "adapter"),
     [
-        *((family, {}, {}) for family in ("llama", "qwen3", "mistral", "qwen2")),
+        *((family, UNCAPPED.get(family, {}), {}) for family in FUSED_TYPES),
         ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
         ("llama", {"attention_bias": True}, {"kind": "dora"}),
+        *((family, {}, {"kind": "dora"}) for family in ("gemma3_text", "phi3")),
+        ("ministral3", {"rope_parameters": GROWING}, {}),
+        ("gemma3_text", {}, {"target_modules": ["q_proj", "gate_proj"]}),
+        ("phi3", {"sliding_window": 8}, {"target_modules": ["qkv_proj", "down_proj"]}),
         # A sliding window of Mistral is the model's, of Qwen each layer's own.
         ("mistral", {"sliding_window": 8}, {}),
         ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, {}),
@@ -106,6 +119,13 @@ def test_losses_and_gradients_are_those_of_peft(tmp_path, monkeypatch, family, m
     ours = outcome(a_model(folder, **adapter))
     monkeypatch.setattr("expert.model.adapters.replace_lora_layers", lambda wrapped, adapter: None)
     assert_equal(ours, outcome(a_model(folder, fused=False, **adapter)))
+
+
+def test_every_architecture_that_is_fused_was_compared():
+    assert set(FUSED_TYPES) == {
+        *("llama", "mistral", "ministral3", "qwen2", "qwen3"),
+        *("smollm3", "phi3", "gemma", "gemma2", "gemma3_text"),
+    }
 
 
 class Dropped(nn.Dropout):
@@ -227,9 +247,9 @@ def answered(loaded: LoadedModel) -> list[Tensor]:
 
 
 @each("kind", ["lora", "dora", "none"])
-@each("family", ["llama", "qwen3", "mistral", "qwen2"])
+@each("family", FUSED_TYPES)
 def test_answers_with_a_kv_cache_are_those_of_plain_blocks(tmp_path, family, kind, monkeypatch):
-    folder = tiny_model(tmp_path / "model", family)
+    folder = tiny_model(tmp_path / "model", family, **UNCAPPED.get(family, {}))
     expected = answered(a_model(folder, kind=kind, fused=False))
     fused = a_model(folder, kind=kind, fused=False)
     assert fuse_blocks(fused.blocks, ADAPTER, to_answer=True) == ""
@@ -259,12 +279,16 @@ def test_an_adapter_that_is_off_is_left_to_transformers(llama):
     [
         ("llama", {"kind": "ia3"}, "no linear layer"),
         ("gpt2", {}, "GPT2Block"),
-        ("gemma2", {}, "Gemma2DecoderLayer"),
+        ("granite", {}, "GraniteDecoderLayer has a factor on what is added to the residual"),
+        ("cohere", {}, "CohereDecoderLayer is not of llama, "),
+        ("phi3 partly", {}, "RoPE rotates only a part of each head"),
     ],
     ids=str,
 )
 def test_blocks_that_cannot_be_fused_say_why_and_stay_as_they_are(tmp_path, family, adapter, words):
-    loaded = a_model(tiny_model(tmp_path / "model", family), fused=False, **adapter)
+    family, _, partly = family.partition(" ")
+    more: dict[str, Any] = {"partial_rotary_factor": 0.5} if partly else {}
+    loaded = a_model(tiny_model(tmp_path / "model", family, **more), fused=False, **adapter)
     assert words in fusion_obstacle(loaded.blocks[0], ADAPTER)
     assert words in fuse_blocks(loaded.blocks, ADAPTER)
     assert not isinstance(loaded.blocks[0].forward, FusedForward)
@@ -326,6 +350,6 @@ def a_copy(parts: BlockParts, dtype: torch.dtype) -> BlockParts:
         out=of(parts.out),
         gate_up=of(parts.gate_up),
         down=of(parts.down),
-        first_norm=parts.first_norm.to(dtype),
-        second_norm=parts.second_norm.to(dtype),
+        first_norm=parts.first_norm._replace(weight=parts.first_norm.weight.to(dtype)),
+        second_norm=parts.second_norm._replace(weight=parts.second_norm.weight.to(dtype)),
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from expert.model.fused import (
@@ -84,22 +85,27 @@ def test_kernels_on_a_card(dtype, monkeypatch):
     all_kernels(dtype, "cuda", monkeypatch)
 
 
+# The interpreter warns of what becomes 1 / (1 + inf) = 0.
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 def test_kernels_do_what_torch_does(dtype, device, monkeypatch):
     all_kernels(dtype, device, monkeypatch)
 
 
 def all_kernels(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    norms(dtype, device, monkeypatch)
-    for normed in (False, True):
-        rotations(dtype, normed, device, monkeypatch)
-    swiglus(dtype, device, monkeypatch)
+    for plus_one in (False, True):
+        norms(dtype, device, monkeypatch, plus_one=plus_one)
+        rotations(dtype, True, device, monkeypatch, plus_one=plus_one)
+    rotations(dtype, False, device, monkeypatch)
+    for gelu in (False, True):
+        swiglus(dtype, device, monkeypatch, gelu=gelu)
     columns(dtype, device, monkeypatch)
     if device == "cuda" or dtype == torch.float32:  # the interpreter multiplies bfloat16 wrongly
         dropouts(dtype, device, monkeypatch)
         row_scales(dtype, device, monkeypatch)
         float8_sums(dtype, device, monkeypatch)
-        swiglus_of_sums(dtype, device, monkeypatch)
+        for gelu in (False, True):
+            swiglus_of_sums(dtype, device, monkeypatch, gelu=gelu)
     if importlib.util.find_spec("bitsandbytes") is not None:
         unpacked_weights(dtype, device, monkeypatch)
 
@@ -139,7 +145,9 @@ def float8_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
     both_ways(run, given, device, monkeypatch, terms=ranks, codes=0.13)
 
 
-def swiglus_of_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def swiglus_of_sums(
+    dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch, *, gelu: bool
+) -> None:
     rows, width, ranks = 70, 144, 20
     both, gradient = drawn(rows, 2 * width, dtype=dtype), drawn(rows, width, dtype=dtype)
     low, below = drawn(rows, ranks + 4, dtype=dtype), drawn(rows, 9, dtype=dtype)
@@ -153,9 +161,10 @@ def swiglus_of_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyP
         for finish in (Epilogue(None, None, rest), Epilogue(None, bias, rest)):
             for of_gradient in (None, DeferredAdapter(below, first.t(), 2**0.5)):
                 out = torch.zeros(rows, width + 8, dtype=dtype, device=device)
-                kernels.swiglu(both, out[:, :width], finish)
+                kernels.swiglu(both, out[:, :width], finish, gelu=gelu)
                 copy = gradient.clone()
-                found += [out, kernels.swiglu_backward(both, copy, finish, of_gradient), copy]
+                back = kernels.swiglu_backward(both, copy, finish, of_gradient, gelu=gelu)
+                found += [out, back, copy]
         return found
 
     if device == "cpu":  # bfloat16 is not tried there, whose tiles these are
@@ -201,21 +210,31 @@ def dropouts(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -
     both_ways(run, [x, first, below, out], device, monkeypatch, terms=width)
 
 
-def norms(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def norms(
+    dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch, *, plus_one: bool
+) -> None:
     x, weight = drawn(ROWS, WIDTH, dtype=dtype), drawn(WIDTH, dtype=dtype)
     gradient, added = (drawn(ROWS, WIDTH, dtype=dtype, seed=seed) for seed in (1, 2))
 
     def run(x: Tensor, weight: Tensor, gradient: Tensor, added: Tensor) -> list[Tensor]:
-        out, back = (torch.zeros(ROWS, WIDTH + 8, dtype=dtype, device=device) for _ in range(2))
-        inverse = kernels.norm(x, weight, 1e-6, out[:, :WIDTH])
-        kernels.norm_backward(gradient, x, weight, inverse, added, back[:, :WIDTH])
-        return [out, inverse, back]
+        by, found = kernels.Norm(weight, 1e-6, plus_one), []
+        for more in (None, added):
+            out, back = (torch.zeros(ROWS, WIDTH + 8, dtype=dtype, device=device) for _ in range(2))
+            inverse = kernels.norm(x, by, out[:, :WIDTH], more)
+            kernels.norm_backward(gradient, x, by, inverse, more, back[:, :WIDTH])
+            found += [out, inverse, back]
+        return found
 
     both_ways(run, [x, weight, gradient, added], device, monkeypatch)
 
 
 def rotations(
-    dtype: torch.dtype, normed: bool, device: str, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    normed: bool,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    plus_one: bool = False,
 ) -> None:
     width = 16
     queries, keys = HEADS
@@ -228,27 +247,31 @@ def rotations(
     gradients[0] = gradients[0].transpose(1, 2).contiguous().transpose(1, 2)
 
     def run(qkv: Tensor, cos: Tensor, sin: Tensor, *more: Tensor) -> list[Tensor]:
-        by = (more[0], more[1]) if normed else None
+        first, second = (kernels.Norm(weight, 1e-6, plus_one) for weight in more[:2])
+        by = (first, second) if normed else None
         found = []
         for finish in (kernels.PLAIN, finish_of(qkv.shape[1], dtype, device)):
             out = torch.zeros_like(qkv)
-            found += [kernels.rotate(qkv, cos, sin, by, 1e-6, HEADS, finish), out]
-            given = (qkv, cos, sin, by, 1e-6, HEADS, out, finish)
+            found += [kernels.rotate(qkv, cos, sin, by, HEADS, finish), out]
+            given = (qkv, cos, sin, by, HEADS, out, finish)
             kernels.rotate_backward((more[2], more[3], more[4]), *given)
         return found
 
     both_ways(run, [qkv, cos, sin, *weights, *gradients], device, monkeypatch)
 
 
-def swiglus(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def swiglus(
+    dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch, *, gelu: bool
+) -> None:
     both, gradient = drawn(ROWS, 2 * INNER, dtype=dtype), drawn(ROWS, INNER, dtype=dtype)
 
     def run(both: Tensor, gradient: Tensor) -> list[Tensor]:
         out = torch.zeros(2, ROWS, INNER + 8, dtype=dtype, device=device)
         finish, copy = finish_of(2 * INNER, dtype, device), gradient.clone()
-        kernels.swiglu(both, out[0, :, :INNER])
-        kernels.swiglu(both, out[1, :, :INNER], finish)
-        back = [kernels.swiglu_backward(both, *more) for more in ((gradient,), (copy, finish))]
+        kernels.swiglu(both, out[0, :, :INNER], gelu=gelu)
+        kernels.swiglu(both, out[1, :, :INNER], finish, gelu=gelu)
+        ways = ((gradient,), (copy, finish))
+        back = [kernels.swiglu_backward(both, *more, gelu=gelu) for more in ways]
         residual = drawn(ROWS, 2 * INNER, dtype=dtype, seed=13).to(device)
         return [out, *back, gradient, copy, kernels.add_epilogue(both, finish, residual)]
 
@@ -267,13 +290,15 @@ def columns(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) ->
     both_ways(run, [gradient, before, scale], device, monkeypatch, terms=rows)
 
 
-@each("dtype", [torch.float64, torch.float32])
-def test_gradients_written_by_hand_are_those_of_autograd(dtype):
+@each(("dtype", "gelu"), [(torch.float64, False), (torch.float32, False), (torch.float64, True)])
+def test_gradients_written_by_hand_are_those_of_autograd(dtype, gelu):
     generator = torch.Generator().manual_seed(3)
     both = torch.randn(4, 6, dtype=dtype, generator=generator, requires_grad=True)
     gradient = torch.randn(4, 3, dtype=dtype, generator=generator)
-    made = torch.nn.functional.silu(both[:, :3]) * both[:, 3:]
+    gate = both[:, :3]
+    passed = F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)
+    made = passed * both[:, 3:]
     (right,) = torch.autograd.grad(made, both, gradient)
-    found = kernels.swiglu_backward(both.detach(), gradient)
+    found = kernels.swiglu_backward(both.detach(), gradient, gelu=gelu)
     torch.testing.assert_close(found, right)
     torch.testing.assert_close(gradient, made.detach())

@@ -25,7 +25,7 @@ def test_blocks_of_known_families_are_fused_and_not_compiled(model):
     [
         ({"adapter_type": "ia3"}, "Qwen3-0.6B", "rtx-4090", "made for lora"),
         ({"bf16": False, "fp16": True}, "Qwen3-0.6B", "rtx-4090", "bf16"),
-        ({}, "google/gemma-2-2b", "rtx-4090", "llama, mistral"),
+        ({}, "allenai/OLMo-2-0425-1B", "rtx-4090", "llama, mistral"),
         ({}, "Qwen3-0.6B", "rtx-2080-ti", "bf16"),
         ({"torch_compile": True}, "Qwen3-0.6B", "rtx-4090", "torch_compile"),
     ],
@@ -38,6 +38,13 @@ def test_the_reason_for_not_fusing_is_given(config, model, card, words):
     made = plan(manifest({**config, "fused_blocks": True}, base_models=[{"name": model}]), card)
     assert decision(made, PATH)[2] == "fallback"
     assert any(remark.path == PATH for remark in made.remarks)
+
+
+@each(("card", "attention"), [("rtx-4090", "flex"), (None, "eager")])
+def test_a_model_that_caps_its_scores_gets_attention_that_does(card, attention):
+    made = plan(manifest(base_models=[{"name": "google/gemma-2-2b"}]), card)
+    assert made.kernels.attention == attention
+    assert made.kernels.fused_blocks is (card is not None)
 
 
 @each(("rows", "attention"), [(4_000, "flash"), (400_000, "flex")])

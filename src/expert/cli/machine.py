@@ -28,12 +28,20 @@ _NOTHING_FREED = (
 def machine(
     as_json: Annotated[bool, json_option("Print every fact as JSON.")] = False,
     cards: Annotated[bool, typer.Option("--cards", help="List the known cards.")] = False,
+    models: Annotated[
+        bool, typer.Option("--models", help="List the model types, and which are fast.")
+    ] = False,
 ) -> None:
     """Show GPUs, CPU, memory, disk and versions, each with its source."""
     from expert.planning.machine.cards import CARDS
     from expert.planning.machine.machine import describe_machine, machine_as_dict
+    from expert.planning.models.architectures import MODEL_COLUMNS, model_rows
 
-    if cards and as_json:
+    if models and as_json:
+        write_json([dict(zip(MODEL_COLUMNS, row, strict=True)) for row in model_rows()])
+    elif models:
+        show_sheet(Sheet(MODEL_COLUMNS, [model_rows()]), make_console())
+    elif cards and as_json:
         write_json([asdict(card) for card in CARDS])
     elif as_json:
         write_json(machine_as_dict(describe_machine(Path())))

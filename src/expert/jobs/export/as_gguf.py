@@ -26,7 +26,6 @@ from expert.jobs.export.chat_format import (
 from expert.jobs.export.comparison import Expected, Written, compare, logits_of
 from expert.jobs.export.exported import ExportRequest, Kind, Quality
 from expert.jobs.export.gguf_file.architecture import (
-    Family,
     family_of,
     file_name,
     stored_tensors,
@@ -48,6 +47,7 @@ from expert.jobs.validate.row_losses import row_losses
 from expert.jobs.validate.test_sets import data_folder, find_test_set
 from expert.manifest.schema.kinds import ADAPTERS, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.models.architectures import Gguf
 from expert.planning.plan import folder_name
 from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import Trained
@@ -147,9 +147,7 @@ def save_adapter(source: ExportRequest, trained: Trained, target: Path) -> None:
             shutil.copyfile(path, target / name, follow_symlinks=False)
 
 
-def write_adapter(
-    path: Path, folder: Path, config: Any, family: Family, about: GgufMetadata
-) -> None:
+def write_adapter(path: Path, folder: Path, config: Any, family: Gguf, about: GgufMetadata) -> None:
     """Write the adapter of a PEFT folder; llama.cpp scales by alpha / rank, and no other way."""
     from safetensors.torch import load_file
 
@@ -222,7 +220,7 @@ def _about(source: ExportRequest) -> GgufMetadata:
     )
 
 
-def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary]:
+def _described(trained: Trained, expected: Expected) -> tuple[Gguf, Vocabulary]:
     from expert.data.tokens.encoder import TextEncoder
 
     model, encoder, template = trained.loaded.causal_lm, trained.encoder, trained.template

@@ -1,6 +1,7 @@
-"""A Llama-style decoder block with LoRA or DoRA, as three autograd functions around attention:
+"""A decoder block with LoRA or DoRA, as three autograd functions around attention: norm, q/k/v and
+rotary embedding; output projection and residual; norm, gated MLP and residual. Where a model norms
+what it adds to the residual, too (Gemma 2 and 3), one more for each.
 
-norm, q/k/v and rotary embedding; output projection and residual; norm, gated MLP and residual.
 For the backward only the inputs of the norms, the q/k/v and gate/up outputs and the low-rank
 products are saved; the rest is recomputed, which takes less time than saving it. The residual's
 gradient also goes through these functions, so that every addition happens inside a kernel.
@@ -11,13 +12,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from expert.model.fused.dropout import seeds_of
 from expert.model.fused.kernels import (
+    Norm,
     norm,
     norm_backward,
     rotate,
@@ -28,10 +30,8 @@ from expert.model.fused.kernels import (
 from expert.model.fused.packing import base_of, has_adapter, is_quantised, pack
 from expert.model.fused.product import Product, SavedForBackward, with_spare_columns
 from expert.model.lora.dora import fast_dora_class
-from expert.planning.models.shapes import LLAMA_BLOCKS
-
-SUPPORTED_BLOCKS = tuple(f"{kind.capitalize()}DecoderLayer" for kind in LLAMA_BLOCKS)
-"""Block classes whose math is known to be the one in this file."""
+from expert.planning.models.architectures import ARCHITECTURES, FUSED_TYPES
+from expert.planning.models.shapes import rotates_partly
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,10 +40,15 @@ class BlockParts:
     out: Product
     gate_up: Product
     down: Product
-    first_norm: Tensor
-    second_norm: Tensor
-    epsilon: float
-    head_norms: tuple[Tensor, Tensor] | None
+    first_norm: Norm
+    second_norm: Norm
+    after_norms: tuple[Norm, Norm] | None
+    """Of what attention and MLP add to the residual."""
+    head_norms: tuple[Norm, Norm] | None
+    gelu: bool
+    """The activation of the gate; else SiLU."""
+    rotates: bool
+    """Whether queries and keys know their positions."""
     heads: tuple[int, int]
     """Of queries, of keys."""
     width: int
@@ -75,12 +80,12 @@ class QueriesKeysValues(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.qkv
         both = product.input_buffer(rows)
-        inverse = norm(rows, parts.first_norm, parts.epsilon, both[:, : product.inputs])
+        inverse = norm(rows, parts.first_norm, both[:, : product.inputs])
         projected, kept = product.forward(both, seeds)
         finish = product.finish(kept)
         # Without head norms, scale and bias, nothing reads q/k/v before the rotation again.
         in_place = parts.head_norms is None and not finish.is_needed
-        head_args = (parts.head_norms, parts.epsilon, parts.heads, finish)
+        head_args = (parts.head_norms, parts.heads, finish)
         turned = rotate(projected, cos, sin, *head_args, in_place=in_place)
         ctx.save_for_backward(rows, inverse, projected, cos, sin, *kept)
         ctx.parts, ctx.shape = parts, hidden.shape
@@ -101,11 +106,11 @@ class QueriesKeysValues(torch.autograd.Function):
         of_projected = torch.empty_like(projected)
         of_queries, of_keys, of_values, residual = gradients
         rotate_backward(
-            (of_queries, of_keys, of_values), projected, cos, sin, parts.head_norms, parts.epsilon,
-            parts.heads, of_projected, product.finish(kept),
+            (of_queries, of_keys, of_values), projected, cos, sin, parts.head_norms, parts.heads,
+            of_projected, product.finish(kept),
         )  # fmt: skip
         x = torch.empty_like(rows)
-        norm(rows, parts.first_norm, parts.epsilon, x)
+        norm(rows, parts.first_norm, x)
         back = product.gradients(of_projected, projected, kept, wide=True)
         of_hidden = None
         if ctx.needs_input_grad[0]:
@@ -118,34 +123,56 @@ class QueriesKeysValues(torch.autograd.Function):
 
 
 class AttentionOutput(torch.autograd.Function):
-    """hidden + the output projection of attention."""
+    """hidden + the output projection of attention; that alone if `hidden` is not given."""
 
     @staticmethod
     def forward(
         ctx: Any,
         attended: Tensor,
-        hidden: Tensor,
+        hidden: Tensor | None,
         parts: BlockParts,
         seeds: Tensor | None,
         *trained: Tensor,
     ) -> Tensor:
         both = parts.out.input_buffer(attended)
         both[:, : parts.out.inputs] = attended
-        summed, kept = parts.out.onto(hidden.view(-1, hidden.shape[-1]), both, seeds)
+        residual = None if hidden is None else hidden.view(-1, hidden.shape[-1])
+        summed, kept = parts.out.onto(residual, both, seeds)
         ctx.save_for_backward(attended, *kept)
-        ctx.parts = parts
-        return summed.view(hidden.shape)
+        ctx.parts, ctx.added = parts, hidden is not None
+        return summed if hidden is None else summed.view(hidden.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         attended, *all_kept = ctx.saved_tensors
         kept = SavedForBackward(*all_kept)
         back = ctx.parts.out.gradients(_flat(gradients[0]), kept.unscaled, kept, wide=False)
-        return back.of_input(), gradients[0], None, None, *back.of_trained(attended)
+        of_hidden = gradients[0] if ctx.added else None
+        return back.of_input(), of_hidden, None, None, *back.of_trained(attended)
+
+
+class NormedSum(torch.autograd.Function):
+    """hidden + the norm of what is added to it; `columns`: spare ones beside its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, added: Tensor, hidden: Tensor, by: Norm, columns: int) -> Tensor:
+        summed = torch.empty_like(added)
+        inverse = norm(added, by, summed, hidden.view(-1, hidden.shape[-1]))
+        ctx.save_for_backward(added, inverse)
+        ctx.by, ctx.columns = by, columns
+        return summed.view(hidden.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        added, inverse = ctx.saved_tensors
+        room = with_spare_columns(added, ctx.columns)  # the product's backward uses it
+        norm_backward(_flat(gradients[0]), added, ctx.by, inverse, None, room)
+        return room, gradients[0], None, None
 
 
 class GatedMlp(torch.autograd.Function):
-    """hidden + down(silu(gate) * up), with gate and up of the normed hidden."""
+    """hidden + down(silu(gate) * up), with gate and up of the normed hidden; without `hidden +` if
+    that is normed before it is added, and then a view of hidden is returned, too."""
 
     @staticmethod
     def forward(
@@ -154,17 +181,18 @@ class GatedMlp(torch.autograd.Function):
         parts: BlockParts,
         seeds: tuple[Tensor | None, ...],
         *trained: Tensor,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor] | Tensor:
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.gate_up
         both = product.input_buffer(rows)
-        inverse = norm(rows, parts.second_norm, parts.epsilon, both[:, : product.inputs])
+        inverse = norm(rows, parts.second_norm, both[:, : product.inputs])
         gate_up, kept = product.forward(both, seeds[0])
         gated = parts.down.input_buffer(rows)
-        swiglu(gate_up, gated[:, : parts.down.inputs], product.finish(kept))
-        out, kept_down = parts.down.onto(rows, gated, seeds[1])
+        finish, adds = product.finish(kept), parts.after_norms is None
+        swiglu(gate_up, gated[:, : parts.down.inputs], finish, gelu=parts.gelu)
+        out, kept_down = parts.down.onto(rows if adds else None, gated, seeds[1])
         ctx.save_for_backward(rows, inverse, gate_up, *kept, *kept_down)
         ctx.parts = parts
-        return out.view(hidden.shape)
+        return out.view(hidden.shape) if adds else (out, hidden.view_as(hidden))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -177,14 +205,15 @@ class GatedMlp(torch.autograd.Function):
         finish = parts.gate_up.finish(kept)
         gated, rest = down.sum_of_input(complete=finish.rest is None)
         # Replaces the gradient in `gated` with SwiGLU's output, recomputed.
-        of_gate_up = swiglu_backward(gate_up, gated, finish, rest)
+        of_gate_up = swiglu_backward(gate_up, gated, finish, rest, gelu=parts.gelu)
         trained_down = down.of_trained(gated)
         x = torch.empty_like(rows)
-        norm(rows, parts.second_norm, parts.epsilon, x)
+        norm(rows, parts.second_norm, x)
         back = parts.gate_up.gradients(of_gate_up, gate_up, kept, wide=True)
         room = with_spare_columns(rows, parts.out.ranks)
-        norm_backward(back.of_input(), rows, parts.second_norm, inverse, gradient, room)
-        of_hidden = _shaped(room, gradients[0].shape)
+        residual = _flat(gradients[-1])
+        norm_backward(back.of_input(), rows, parts.second_norm, inverse, residual, room)
+        of_hidden = _shaped(room, gradients[-1].shape)
         return of_hidden, None, None, *back.of_trained(x), *trained_down
 
 
@@ -209,6 +238,10 @@ class FusedForward:
         self.plain: Callable[..., Any] = block.forward
         self._attention = block.self_attn
         self._window = window_of(block)
+        self._cap = getattr(block.self_attn, "attn_logit_softcapping", None)
+        rope = getattr(block.self_attn.config, "rope_parameters", None) or {}
+        self._growth = rope.get("llama_4_scaling_beta")
+        self._before: int = rope.get("original_max_position_embeddings") or 0
         adapted = (layer for layer in layers_of(block) if has_adapter(layer, adapter))
         self._adapted: Any = next(adapted, None)
         self.parts = parts_of(block, adapter)
@@ -237,18 +270,30 @@ class FusedForward:
         cos, sin = (
             part.expand(*shape[:-1], -1).reshape(-1, parts.width) for part in position_embeddings
         )
+        if not parts.rotates:
+            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         of_qkv, of_out, *of_mlp = self._seeds(hidden_states.device)
         run: Any = QueriesKeysValues.apply
         inputs = (hidden_states, cos, sin, parts, of_qkv)
         queries, keys, values, hidden = run(*inputs, *parts.qkv.trained())
+        if self._growth and (past_key_values is not None or shape[1] > self._before):
+            # Ministral 3: queries grow with every so many positions.
+            times = torch.log(1 + torch.floor(more["position_ids"] / self._before))
+            queries = queries * (1 + self._growth * times)[:, None, :, None].to(queries.dtype)
         if past_key_values is not None:
             index = self._attention.layer_idx
             keys, values = past_key_values.update(keys, values, index)
         attended = self._attended(queries, keys, values, more).reshape(-1, parts.out.inputs)
+        after, sums = parts.after_norms, cast(Any, NormedSum.apply)
         run = AttentionOutput.apply
-        hidden = run(attended, hidden, parts, of_out, *parts.out.trained())
+        made = run(attended, hidden if after is None else None, parts, of_out, *parts.out.trained())
         run = GatedMlp.apply
-        return run(hidden, parts, tuple(of_mlp), *parts.gate_up.trained(), *parts.down.trained())
+        trained = (*parts.gate_up.trained(), *parts.down.trained())
+        if after is None:
+            return run(made, parts, tuple(of_mlp), *trained)
+        hidden = sums(made, hidden, after[0], parts.out.ranks)
+        made, hidden = run(hidden, parts, tuple(of_mlp), *trained)
+        return sums(made, hidden, after[1], parts.down.ranks)
 
     def _seeds(self, device: torch.device) -> list[Tensor | None]:
         parts = self.parts
@@ -264,6 +309,8 @@ class FusedForward:
         functions: Any = importlib.import_module("transformers.modeling_utils")
         attend = functions.ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
         kwargs = {name: value for name, value in more.items() if name not in _UNREAD}
+        if self._cap is not None:
+            kwargs["softcap"] = self._cap
         attended: Tensor = attend(
             attention,
             queries,
@@ -298,26 +345,41 @@ def fuse_blocks(blocks: Sequence[nn.Module], adapter: str, *, to_answer: bool = 
 
 def parts_of(block: Any, adapter: str) -> BlockParts:
     """Pack the block's weights; its parameters become views of the packed matrices."""
-    attention, mlp = block.self_attn, block.mlp
-    width = attention.head_dim
-    queries = base_of(attention.q_proj).out_features // width
-    keys = base_of(attention.k_proj).out_features // width
-    norms = None
-    if hasattr(attention, "q_norm"):
-        norms = attention.q_norm.weight, attention.k_norm.weight
-    qkv, like = (attention.q_proj, attention.k_proj, attention.v_proj), block.input_layernorm.weight
+    attention, known = block.self_attn, ARCHITECTURES[kind_of(block)]
+    qkv, out, gate_up, down = products_of(block)
+    width, like = attention.head_dim, block.input_layernorm.weight
+    queries = base_of(out[0]).in_features // width
+    keys = (sum(base_of(layer).out_features for layer in qkv) // width - queries) // 2
+
+    def norm_of(module: Any) -> Norm:
+        epsilon = getattr(module, "variance_epsilon", None) or module.eps
+        return Norm(module.weight, epsilon, known.norm == "rms 1+w")
+
+    after, second = None, block.post_attention_layernorm
+    if known.norms == "around":
+        after = norm_of(second), norm_of(block.post_feedforward_layernorm)
+        second = block.pre_feedforward_layernorm
+    head_norms = (attention.q_norm, attention.k_norm) if known.head_norms else ()
     return BlockParts(
         qkv=pack(qkv, adapter, like),
-        out=pack((attention.o_proj,), adapter, like),
-        gate_up=pack((mlp.gate_proj, mlp.up_proj), adapter, like, for_swiglu=True),
-        down=pack((mlp.down_proj,), adapter, like),
-        first_norm=like,
-        second_norm=block.post_attention_layernorm.weight,
-        epsilon=block.input_layernorm.variance_epsilon,
-        head_norms=norms,
+        out=pack(out, adapter, like),
+        gate_up=pack(gate_up, adapter, like, for_swiglu=True),
+        down=pack(down, adapter, like),
+        first_norm=norm_of(block.input_layernorm),
+        second_norm=norm_of(second),
+        after_norms=after,
+        head_norms=tuple(norm_of(each) for each in head_norms) or None,  # type: ignore[arg-type]
+        gelu=known.mlp == "gelu",
+        rotates=getattr(attention, "use_rope", True),
         heads=(queries, keys),
         width=width,
     )
+
+
+def kind_of(block: Any) -> str:
+    """The model_type of a block of transformers; "" of one that came with a model."""
+    own = type(block).__module__.startswith("transformers.models.")
+    return str(block.self_attn.config.model_type) if own and hasattr(block, "self_attn") else ""
 
 
 def window_of(block: Any) -> int | None:
@@ -326,19 +388,25 @@ def window_of(block: Any) -> int | None:
     if hasattr(attention, "sliding_window"):
         window: int | None = attention.sliding_window
         return window
-    alike = type(block).__name__ == "MistralDecoderLayer"
-    return getattr(attention.config, "sliding_window", None) if alike else None
+    everywhere = ARCHITECTURES[kind_of(block)].window_everywhere
+    return getattr(attention.config, "sliding_window", None) if everywhere else None
 
 
 def fusion_obstacle(block: Any, adapter: str, *, to_answer: bool = False) -> str:
     """Why a block cannot be fused; empty if it can."""
-    if type(block).__name__ not in SUPPORTED_BLOCKS:
-        return f"{type(block).__name__} is not one of {', '.join(SUPPORTED_BLOCKS)}"
-    mlp, width = block.mlp, block.self_attn.head_dim
+    kind, name = kind_of(block), type(block).__name__
+    if kind not in FUSED_TYPES:
+        slow = ARCHITECTURES[kind].slow_because if kind in ARCHITECTURES else ""
+        return f"{name} has {slow}" if slow else f"{name} is not of {', '.join(FUSED_TYPES)}"
+    attention, mlp, width = block.self_attn, block.mlp, block.self_attn.head_dim
     if width & (width - 1):
         return f"heads of {width} are not a power of two"
-    if not isinstance(mlp.act_fn, nn.SiLU) and type(mlp.act_fn).__name__ != "SiLUActivation":
-        return f"the activation is {type(mlp.act_fn).__name__}, not SiLU"
+    if rotates_partly(attention.config.to_dict()):
+        return "RoPE rotates only a part of each head"
+    function = type(getattr(mlp, "act_fn", None) or mlp.activation_fn).__name__
+    usual = ("GELUTanh",) if ARCHITECTURES[kind].mlp == "gelu" else ("SiLU", "SiLUActivation")
+    if function not in usual:
+        return f"the activation is {function}, not {usual[0]}"
     layers = layers_of(block)
     adapted = [layer for layer in layers if has_adapter(layer, adapter)]
     if not adapted and not to_answer:
@@ -366,9 +434,17 @@ def fusion_obstacle(block: Any, adapter: str, *, to_answer: bool = False) -> str
 
 
 def layers_of(block: Any) -> list[Any]:
+    return [layer for layers in products_of(block) for layer in layers]
+
+
+def products_of(block: Any) -> tuple[tuple[Any, ...], ...]:
+    """The layers of q/k/v, of the output, of gate and up, and of down."""
     attention, mlp = block.self_attn, block.mlp
-    layers = [getattr(attention, f"{name}_proj") for name in "qkvo"]
-    return [*layers, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    down = (mlp.down_proj,)
+    if ARCHITECTURES[kind_of(block)].merged:
+        return (attention.qkv_proj,), (attention.o_proj,), (mlp.gate_up_proj,), down
+    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    return qkv, (attention.o_proj,), (mlp.gate_proj, mlp.up_proj), down
 
 
 def _layer_obstacle(layer: Any, adapter: str) -> str:

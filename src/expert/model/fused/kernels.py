@@ -1,8 +1,9 @@
-"""RMSNorm, rotary embedding and SwiGLU as Triton kernels, with a torch fallback.
+"""RMSNorm, rotary embedding and gated activations as Triton kernels, with a torch fallback.
 
 Each kernel reads its inputs and writes its outputs once, also as strided parts of larger matrices.
 Everything is computed in float32 (float64 for float64 inputs) and rounded once; only the normed
-value is also rounded before it is multiplied by the norm's weight, as in transformers.
+value is also rounded before it is multiplied by the norm's weight, as in transformers (not where
+that is 1 + weight).
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from expert.model.fused.launching import (
     wide_of,
 )
 from expert.model.fused.swiglu_with_adapter import (
+    CUBIC,
+    TWICE_ROOT,
     DeferredAdapter,
+    gate_share,
     swiglu_with_adapter,
     swiglu_with_adapter_backward,
 )
 
 tl: Any = None  # set by `kernel`
+INLINED = ("gate_share",)
 
 
 class Epilogue(NamedTuple):
@@ -58,41 +63,64 @@ class Epilogue(NamedTuple):
 PLAIN = Epilogue()
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
-    """RMSNorm of the rows of x into `out`, which may be strided; returns 1 / RMS of each row for
-    the backward."""
+class Norm(NamedTuple):
+    """An RMSNorm."""
+
+    weight: Tensor
+    epsilon: float
+    plus_one: bool = False
+    """Multiplies by 1 + weight."""
+
+    def of_unit(self, unit: Tensor, dtype: torch.dtype) -> Tensor:
+        """The result for values that are divided by their RMS, in their precision."""
+        if self.plus_one:
+            return unit * (1 + self.weight.to(unit.dtype))
+        return unit.to(dtype) * self.weight
+
+    @property
+    def factor(self) -> Tensor:
+        """In float32 at least."""
+        return self.weight.to(wide_of(self.weight)) + self.plus_one
+
+
+def norm(x: Tensor, by: Norm, out: Tensor, added: Tensor | None = None) -> Tensor:
+    """RMSNorm of the rows of x, plus `added`, into `out`, which may be strided; returns 1 / RMS of
+    each row for the backward."""
     rows, width = x.shape
     if not uses_triton(x):
         wide = x.to(wide_of(x))
-        inverse = torch.rsqrt(wide.square().mean(-1) + epsilon)
-        out.copy_((wide * inverse[:, None]).to(x.dtype) * weight)
+        inverse = torch.rsqrt(wide.square().mean(-1) + by.epsilon)
+        made = by.of_unit(wide * inverse[:, None], x.dtype)
+        out.copy_(made if added is None else made.to(x.dtype) + added)
         return inverse
     inverse = torch.empty(rows, dtype=torch.float32, device=x.device)
-    block = power(width)
+    block, more = power(width), x if added is None else added
     kernel(_norm)[(rows,)](
-        x, weight, out, inverse, width, x.stride(0), out.stride(0), epsilon,
-        BLOCK=block, num_warps=_warps(block),
+        x, by.weight, more, out, inverse, width, x.stride(0), more.stride(0), out.stride(0),
+        by.epsilon, PLUS_ONE=by.plus_one, ADDED=added is not None, BLOCK=block,
+        num_warps=_warps(block),
     )  # fmt: skip
     return inverse
 
 
 def norm_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor, added: Tensor, out: Tensor
+    gradient: Tensor, x: Tensor, by: Norm, inverse: Tensor, added: Tensor | None, out: Tensor
 ) -> None:
     """The gradient of a norm's input, plus `added`, into `out`."""
     rows, width = x.shape
     if not uses_triton(x):
         wide = wide_of(x)
         unit = x.to(wide) * inverse[:, None]
-        above = gradient.to(wide) * weight.to(wide)
+        above = gradient.to(wide) * by.factor
         inner = (above * unit).mean(-1, keepdim=True)
-        out.copy_((above - unit * inner) * inverse[:, None] + added.to(wide))
+        made = (above - unit * inner) * inverse[:, None]
+        out.copy_(made if added is None else made + added.to(wide))
         return
-    block = power(width)
+    block, more = power(width), x if added is None else added
     kernel(_norm_backward)[(rows,)](
-        gradient, x, weight, inverse, added, out, width,
-        gradient.stride(0), x.stride(0), added.stride(0), out.stride(0),
-        BLOCK=block, num_warps=_warps(block),
+        gradient, x, by.weight, inverse, more, out, width,
+        gradient.stride(0), x.stride(0), more.stride(0), out.stride(0),
+        PLUS_ONE=by.plus_one, ADDED=added is not None, BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
 
 
@@ -100,8 +128,7 @@ def rotate(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    epsilon: float,
+    norms: tuple[Norm, Norm] | None,
     heads: tuple[int, int],
     finish: Epilogue = PLAIN,
     *,
@@ -119,18 +146,21 @@ def rotate(
         all_heads = finish.of(qkv).view(rows, -1, width)
         wide = all_heads[:, :count]
         if norms is not None:
-            inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-            wide = ((wide * inverse).to(qkv.dtype) * _of_heads(norms, heads)).to(wide.dtype)
+            every = _of_heads(norms, heads)
+            inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + every.epsilon)
+            made = every.of_unit(wide * inverse, qkv.dtype)
+            wide = made.to(qkv.dtype).to(wide.dtype)
         cos, sin = (part.to(wide.dtype)[:, None] for part in (cos, sin))
         rotated[:, count:] = all_heads[:, count : count + values]
         rotated[:, :count] = wide * cos + _turned(wide) * sin
         return rotated
-    first, second = norms or (qkv, qkv)
+    first, second = norms or (Norm(qkv, 0.0), Norm(qkv, 0.0))
     kernel(_rotate)[(rows,)](
-        qkv, cos, sin, first, second, rotated, qkv.stride(0), rotated.stride(0), cos.stride(0),
-        epsilon, **finish.given(qkv), QUERIES=heads[0], HEADS=count, VALUES=values,
+        qkv, cos, sin, first.weight, second.weight, rotated,
+        qkv.stride(0), rotated.stride(0), cos.stride(0),
+        first.epsilon, **finish.given(qkv), QUERIES=heads[0], HEADS=count, VALUES=values,
         BLOCK=power(count), VALUE_BLOCK=power(heads[1]), WIDTH=width, NORMED=norms is not None,
-        num_warps=4,
+        PLUS_ONE=first.plus_one, num_warps=4,
     )  # fmt: skip
     return rotated
 
@@ -140,8 +170,7 @@ def rotate_backward(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    epsilon: float,
+    norms: tuple[Norm, Norm] | None,
     heads: tuple[int, int],
     out: Tensor,
     finish: Epilogue = PLAIN,
@@ -157,37 +186,38 @@ def rotate_backward(
         cos, sin = (part.to(wide)[:, None] for part in (cos, sin))
         before = after * cos - _turned(after * sin)
         if norms is not None:
-            x = finish.of(qkv).view(rows, -1, width)[:, :count]
-            inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
-            above, unit = before * _of_heads(norms, heads).to(wide), x * inverse
+            x, every = finish.of(qkv).view(rows, -1, width)[:, :count], _of_heads(norms, heads)
+            inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + every.epsilon)
+            above, unit = before * every.factor, x * inverse
             before = (above - unit * (above * unit).mean(-1, keepdim=True)) * inverse
         out[:, : count * width] = before.reshape(rows, -1).to(out.dtype)
         out[:, count * width :] = values.reshape(rows, -1)
         return
-    first, second = norms or (qkv, qkv)
+    first, second = norms or (Norm(qkv, 0.0), Norm(qkv, 0.0))
     contiguous = [part if part.stride(3) == 1 else part.contiguous() for part in gradients]
     kernel(_rotate_backward)[(rows,)](
-        *contiguous, qkv, cos, sin, first, second, out,
+        *contiguous, qkv, cos, sin, first.weight, second.weight, out,
         *(part.stride(axis) for part in contiguous for axis in (0, 1, 2)), contiguous[0].shape[2],
-        qkv.stride(0), cos.stride(0), out.stride(0), epsilon, **finish.given(qkv),
+        qkv.stride(0), cos.stride(0), out.stride(0), first.epsilon, **finish.given(qkv),
         QUERIES=heads[0], KEYS=heads[1], BLOCK=power(count), VALUES=power(heads[1]),
-        WIDTH=width, NORMED=norms is not None, num_warps=4,
+        WIDTH=width, NORMED=norms is not None, PLUS_ONE=first.plus_one, num_warps=4,
     )  # fmt: skip
 
 
-def swiglu(both: Tensor, out: Tensor, finish: Epilogue = PLAIN) -> None:
-    """silu(gate) * up of [gate | up] into `out`, which may be strided."""
+def swiglu(both: Tensor, out: Tensor, finish: Epilogue = PLAIN, *, gelu: bool = False) -> None:
+    """silu(gate) * up of [gate | up] into `out`, which may be strided. `gelu`: that (by tanh)
+    instead of silu, here and below."""
     rows, width = out.shape
     if not uses_triton(both):
         gate, up = finish.of(both).chunk(2, dim=1)
-        out.copy_(F.silu(gate) * up)
+        out.copy_((F.gelu(gate, approximate="tanh") if gelu else F.silu(gate)) * up)
         return
     if finish.rest is not None:
-        swiglu_with_adapter(both, finish.rest, finish.bias, out)
+        swiglu_with_adapter(both, finish.rest, finish.bias, out, gelu=gelu)
         return
     kernel(_swiglu)[(rows, -(-width // COLUMNS))](
         both, out, width, both.stride(0), out.stride(0), **finish.given(both),
-        COLUMNS=COLUMNS, num_warps=4,
+        GELU=gelu, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
 
 
@@ -196,25 +226,31 @@ def swiglu_backward(
     gradient: Tensor,
     finish: Epilogue = PLAIN,
     of_gradient: DeferredAdapter | None = None,
+    *,
+    gelu: bool = False,
 ) -> Tensor:
     """The gradient of the finished [gate | up]; replaces `gradient` with the output of `swiglu`.
     `of_gradient`: what `gradient` is missing."""
     width = gradient.shape[1]
     if not uses_triton(both):
         gate, up = finish.of(both).chunk(2, dim=1)
-        share, wide = torch.sigmoid(gate), gradient.to(gate.dtype)
+        turned, slope = gate, torch.ones_like(gate)
+        if gelu:
+            turned = TWICE_ROOT * (gate + CUBIC * gate**3)
+            slope = TWICE_ROOT * (1 + 3 * CUBIC * gate**2)
+        share, wide = torch.sigmoid(turned), gradient.to(gate.dtype)
         wide = wide if of_gradient is None else of_gradient.onto(gradient)
-        of_gate = wide * up * share * (1 + gate * (1 - share))
+        of_gate = wide * up * share * (1 + gate * (1 - share) * slope)
         of_both = torch.cat((of_gate, wide * gate * share), dim=1).to(both.dtype)
         gradient.copy_(gate * share * up)
         return of_both
     if finish.rest is not None:
         rests = (gradient, of_gradient)
-        return swiglu_with_adapter_backward(both, finish.rest, finish.bias, *rests)
+        return swiglu_with_adapter_backward(both, finish.rest, finish.bias, *rests, gelu=gelu)
     of_both = torch.empty_like(both)
     kernel(_swiglu_backward)[(both.shape[0], -(-width // COLUMNS))](
         both, gradient, of_both, width, both.stride(0), **finish.given(both),
-        COLUMNS=COLUMNS, num_warps=4,
+        GELU=gelu, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
     return of_both
 
@@ -266,7 +302,7 @@ def triton_failure(device: torch.device) -> str:
     def norms_are_right() -> bool:
         x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).to(device)
         found, right = (torch.empty_like(x) for _ in range(2))
-        norm(x, x[0].contiguous(), 1e-6, found)
+        norm(x, Norm(x[0].contiguous(), 1e-6), found)
         right.copy_(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * x[0])
         return torch.allclose(found, right, rtol=1e-4, atol=1e-4)
 
@@ -282,9 +318,10 @@ def _turned(x: Tensor) -> Tensor:
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
 
-def _of_heads(norms: tuple[Tensor, Tensor], heads: tuple[int, int]) -> Tensor:
-    """[heads, width]: the norm weight of every head."""
-    return torch.cat([weight.expand(count, -1) for weight, count in zip(norms, heads, strict=True)])
+def _of_heads(norms: tuple[Norm, Norm], heads: tuple[int, int]) -> Norm:
+    """The norms of all heads as one, with weights of [heads, width]."""
+    pairs = zip(norms, heads, strict=True)
+    return norms[0]._replace(weight=torch.cat([by.weight.expand(n, -1) for by, n in pairs]))
 
 
 def _warps(block: int) -> int:
@@ -293,8 +330,9 @@ def _warps(block: int) -> int:
 
 # Compiled by Triton from their source.
 def _norm(  # type: ignore[no-untyped-def]
-    x, weight, out, inverses, width, x_stride, out_stride, epsilon, BLOCK: tl.constexpr
-):
+    x, weight, added, out, inverses, width, x_stride, added_stride, out_stride, epsilon,
+    PLUS_ONE: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     there = columns < width
@@ -302,14 +340,23 @@ def _norm(  # type: ignore[no-untyped-def]
     values = given.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(values * values, 0) / width + epsilon)
     tl.store(inverses + row, inverse)
-    unit = (values * inverse).to(given.dtype).to(tl.float32)
-    made = unit * tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
+    factor = tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
+    unit = values * inverse
+    if PLUS_ONE:
+        factor += 1
+    else:
+        unit = unit.to(given.dtype).to(tl.float32)
+    made = unit * factor
+    if ADDED:
+        made = made.to(given.dtype).to(tl.float32)
+        made += tl.load(added + row * added_stride + columns, mask=there, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + columns, made.to(given.dtype), mask=there)
 
 
 def _norm_backward(  # type: ignore[no-untyped-def]
     gradient, x, weight, inverses, added, out, width,
-    gradient_stride, x_stride, added_stride, out_stride, BLOCK: tl.constexpr,
+    gradient_stride, x_stride, added_stride, out_stride,
+    PLUS_ONE: tl.constexpr, ADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -317,10 +364,14 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     inverse = tl.load(inverses + row)
     given = tl.load(gradient + row * gradient_stride + columns, mask=there, other=0.0)
     unit = tl.load(x + row * x_stride + columns, mask=there, other=0.0).to(tl.float32) * inverse
-    above = given.to(tl.float32) * tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
+    factor = tl.load(weight + columns, mask=there, other=0.0).to(tl.float32)
+    if PLUS_ONE:
+        factor += 1
+    above = given.to(tl.float32) * factor
     inner = tl.sum(above * unit, 0) / width
-    more = tl.load(added + row * added_stride + columns, mask=there, other=0.0).to(tl.float32)
-    made = (above - unit * inner) * inverse + more
+    made = (above - unit * inner) * inverse
+    if ADDED:
+        made += tl.load(added + row * added_stride + columns, mask=there, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + columns, made.to(given.dtype), mask=there)
 
 
@@ -328,7 +379,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     qkv, cos, sin, first, second, out, qkv_stride, out_stride, cos_stride, epsilon, scale, bias,
     SCALED: tl.constexpr, BIASED: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
     VALUES: tl.constexpr, BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    NORMED: tl.constexpr,
+    NORMED: tl.constexpr, PLUS_ONE: tl.constexpr,
 ):  # fmt: skip
     """One program handles all heads of a row, each as the two halves that rotate together."""
     row = tl.program_id(0).to(tl.int64)
@@ -354,8 +405,12 @@ def _rotate(  # type: ignore[no-untyped-def]
         is_query = heads < QUERIES
         low = tl.where(is_query, tl.load(first + columns), tl.load(second + columns))
         high = tl.where(is_query, tl.load(first + half + columns), tl.load(second + half + columns))
-        left = (left * inverse).to(kind).to(tl.float32) * low.to(tl.float32)
-        right = (right * inverse).to(kind).to(tl.float32) * high.to(tl.float32)
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        if PLUS_ONE:
+            left, right = left * inverse * (1 + low), right * inverse * (1 + high)
+        else:
+            left = (left * inverse).to(kind).to(tl.float32) * low
+            right = (right * inverse).to(kind).to(tl.float32) * high
         left, right = left.to(kind).to(tl.float32), right.to(kind).to(tl.float32)
     c = tl.load(cos + row * cos_stride + columns).to(tl.float32)
     s = tl.load(sin + row * cos_stride + columns).to(tl.float32)
@@ -381,6 +436,7 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
     qkv_stride, cos_stride, out_stride, epsilon, scale, bias,
     SCALED: tl.constexpr, BIASED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     BLOCK: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, NORMED: tl.constexpr,
+    PLUS_ONE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = WIDTH // 2
@@ -416,8 +472,10 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
         inverse = tl.rsqrt(squares / WIDTH + epsilon)[:, None]
         low = tl.where(is_query, tl.load(first + columns), tl.load(second + columns))
         high = tl.where(is_query, tl.load(first + half + columns), tl.load(second + half + columns))
-        above_left = before_left * low.to(tl.float32)
-        above_right = before_right * high.to(tl.float32)
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        if PLUS_ONE:
+            low, high = low + 1, high + 1
+        above_left, above_right = before_left * low, before_right * high
         unit_left, unit_right = x_left * inverse, x_right * inverse
         inner = tl.sum(above_left * unit_left, 1) + tl.sum(above_right * unit_right, 1)
         inner = (inner / WIDTH)[:, None]
@@ -436,7 +494,7 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
 
 def _swiglu(  # type: ignore[no-untyped-def]
     both, out, width, both_stride, out_stride, scale, bias,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, COLUMNS: tl.constexpr,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, GELU: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -451,13 +509,13 @@ def _swiglu(  # type: ignore[no-untyped-def]
     if BIASED:
         gate += tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)
         up += tl.load(bias + width + columns, mask=there, other=0.0).to(tl.float32)
-    made = (gate * tl.sigmoid(gate) * up).to(given.dtype)
-    tl.store(out + row * out_stride + columns, made, mask=there)
+    share, _ = gate_share(gate, GELU)
+    tl.store(out + row * out_stride + columns, (gate * share * up).to(given.dtype), mask=there)
 
 
 def _swiglu_backward(  # type: ignore[no-untyped-def]
     both, gradient, out, width, both_stride, scale, bias,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, COLUMNS: tl.constexpr,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, GELU: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -473,8 +531,8 @@ def _swiglu_backward(  # type: ignore[no-untyped-def]
         gate += tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)
         up += tl.load(bias + width + columns, mask=there, other=0.0).to(tl.float32)
     of_made = tl.load(gradient + row * width + columns, mask=there, other=0.0).to(tl.float32)
-    share = tl.sigmoid(gate)
-    of_gate = of_made * up * share * (1 + gate * (1 - share))
+    share, growth = gate_share(gate, GELU)
+    of_gate = of_made * up * share * (1 + growth)
     target = out + row * both_stride + columns
     tl.store(target, of_gate.to(given.dtype), mask=there)
     tl.store(target + width, (of_made * gate * share).to(given.dtype), mask=there)

@@ -42,10 +42,11 @@ def kernel(function: Any) -> Any:
     """The function as a Triton kernel. Triton and `tl` are imported only here, because CPU builds
     of torch come without Triton."""
     triton = importlib.import_module("triton")
-    names = function.__globals__
-    names["tl"] = importlib.import_module("triton.language")
+    names, language = function.__globals__, importlib.import_module("triton.language")
+    names["tl"] = language
     for name in names.get("INLINED", ()):
         if inspect.isfunction(names[name]):
+            names[name].__globals__["tl"] = language
             names[name] = triton.jit(names[name])
     return triton.jit(function)
 

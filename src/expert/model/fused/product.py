@@ -165,7 +165,7 @@ class Product:
         return replace(self, final_scale=self.row_scales()[0])
 
     def onto(
-        self, residual: Tensor, both: Tensor, seeds: Tensor | None = None
+        self, residual: Tensor | None, both: Tensor, seeds: Tensor | None = None
     ) -> tuple[Tensor, SavedForBackward]:
         """residual + the finished outputs; rounded once unless there is DoRA or a bias."""
         if self.magnitudes is None and self.bias is None:
@@ -173,7 +173,8 @@ class Product:
         outputs, kept = self.forward(both, seeds)
         if self.magnitudes is not None:
             kept = kept._replace(unscaled=outputs)
-        return add_epilogue(outputs, self.finish(kept), residual), kept
+        finished = torch.zeros_like(outputs) if residual is None else residual
+        return add_epilogue(outputs, self.finish(kept), finished), kept
 
     def gradients(
         self, gradient: Tensor, made: Tensor | None, kept: SavedForBackward, *, wide: bool

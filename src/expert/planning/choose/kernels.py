@@ -17,7 +17,7 @@ from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import loss_chunk_for_budget
 from expert.planning.memory.workload import Workload
-from expert.planning.models.shapes import LLAMA_BLOCKS, PROJECTIONS
+from expert.planning.models.architectures import FUSED_TYPES
 
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
@@ -150,6 +150,9 @@ def _attention(draft: PlanDraft, fused_seconds: float | None) -> tuple[str, str,
         own = config.attention != "auto"
         because = SET if own else "flash_attention_2 in the manifest; torch's own flash kernels"
         return asked, because, "manifest"
+    if (shape := draft.resolved.shape) is not None and shape.caps_scores:
+        because = "the model caps attention scores, which flash kernels and SDPA do not"
+        return "flex" if packed and able and draft.on_gpu else "eager", because, "machine"
     if not packed:
         return "sdpa", "rows are not packed: SDPA picks its fastest kernel", "machine"
     known = draft.packed_rows
@@ -257,10 +260,10 @@ def _cannot_fuse(draft: PlanDraft) -> str:
     able = draft.has_capability(AMPERE) or not draft.on_gpu
     if not able or draft["kernels.precision"] == "fp16":
         return "needs bf16"
-    if shape is None or not shape.llama_blocks or shape.head_dim & (shape.head_dim - 1):
-        return f"made for the blocks of {', '.join(LLAMA_BLOCKS)}"
+    if shape is None or not shape.fused or shape.head_dim & (shape.head_dim - 1):
+        return f"made for the blocks of {', '.join(FUSED_TYPES)}"
     names = {name.rsplit(".", 1)[-1] for name in targets or ()}
-    if targets != "all-linear" and not names & set(PROJECTIONS):
+    if targets != "all-linear" and not names & set(shape.linear_sizes):
         return "no linear layer of a block has an adapter"
     if draft.config.torch_compile is True:
         return "torch_compile: true compiles the model's own blocks"

@@ -211,6 +211,7 @@ def saved_per_token(work: Workload) -> int:
         elements += k if dora else 0
         elements += work.rank * len(work.target_sizes)
         elements += 2 * h if dora else 0  # the outputs of o and down before scaling
+        elements += 2 * h if s.after_norms else 0  # and before their norm
         # A mask makes SDPA repeat keys and values for grouped queries; padded rows have no mask,
         # and packed rows in 16 bits use flash attention.
         masked = work.attention == "eager" or (work.attention == "sdpa" and width == 4)
@@ -222,8 +223,8 @@ def saved_per_token(work: Workload) -> int:
     trained = set() if work.adapter == "none" else trained
     trained = trained & {"down_proj"} if work.adapter == "ia3" else trained
     elements = 2.0 * h + q + 2 * k + q
-    elements += h if trained & {"q_proj", "k_proj", "v_proj"} else 0
-    elements += h if trained & {"gate_proj", "up_proj"} else 0
+    elements += h if trained & {"q_proj", "k_proj", "v_proj", "qkv_proj"} else 0
+    elements += h if trained & {"gate_proj", "up_proj", "gate_up_proj"} else 0
     elements += q + k if s.qk_norm else 0
     elements += (2 if s.gated_mlp else 1) * f
     elements += f if "down_proj" in trained else 0
@@ -311,7 +312,9 @@ def workspace_bytes(work: Workload) -> int:
         # In fused blocks those with the same input are unpacked together.
         together: Iterable[tuple[str, ...]] = ((name,) for name in weights)
         if work.is_fused:
-            together = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("down_proj",))
+            one = (("qkv_proj",), ("gate_up_proj",)) if s.merged else ()
+            together = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), *one)
+            together = (*together, ("down_proj",))
         unpacked = width * max(sum(weights.get(name, 0) for name in names) for names in together)
     if work.adapter == "dora":
         # The norm of W + BA is computed over the whole product, in float32.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-LLAMA_BLOCKS = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose blocks model/fused/block.py supports."""
+from expert.planning.models.architectures import ARCHITECTURES, FUSED_TYPES, Architecture
+
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -41,8 +41,14 @@ class ModelShape:
     """Rows of a learned position table (GPT-2); 0 with rotary positions."""
     head_bias: bool = False
     """The output head has a bias (Phi-2)."""
-    llama_blocks: bool = True
-    """Blocks compute like Llama's."""
+    after_norms: bool = False
+    """What attention and MLP add to the residual is normed first, and kept for the backward."""
+    caps_scores: bool = False
+    """Attention scores are capped, which few kernels do."""
+    merged: bool = False
+    """q, k and v are one layer, and so are gate and up."""
+    fused: bool = True
+    """Fused blocks compute it."""
 
     @cached_property
     def q_width(self) -> int:
@@ -55,6 +61,13 @@ class ModelShape:
     @cached_property
     def linear_sizes(self) -> Mapping[str, tuple[int, int]]:
         """(in, out) of every linear layer of one block, by its Llama-like name."""
+        if self.merged:
+            return {
+                "qkv_proj": (self.hidden, self.q_width + 2 * self.kv_width),
+                "o_proj": (self.q_width, self.hidden),
+                "gate_up_proj": (self.hidden, 2 * self.ffn),
+                "down_proj": (self.ffn, self.hidden),
+            }
         sizes = {
             "q_proj": (self.hidden, self.q_width),
             "k_proj": (self.hidden, self.kv_width),
@@ -116,28 +129,6 @@ _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx")
 _FFN_NAMES = ("intermediate_size", "ffn_dim", "n_inner")
 _EXPERT_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
-_TWO_MATRIX_MLP = {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "phi", "starcoder2", "gpt_bigcode"}
-_LAYER_NORM = _TWO_MATRIX_MLP | {"stablelm"}
-_GPT2_LIKE = {"gpt2", "gpt_bigcode"}
-_FFN_FOUR_TIMES_HIDDEN = _GPT2_LIKE | {"gpt_neo", "gptj"}  # where config.json says n_inner: null
-_QK_NORM_WIDE = {"olmo2", "olmo3"}
-_QK_NORM = {"qwen3", "gemma3", "gemma3_text"} | _QK_NORM_WIDE
-_BIAS_ON_QKV = {"qwen2"}
-_BIAS_ON_HEAD = {"phi", "gptj"}
-_ONE_NORM = {"phi", "gptj"}
-_FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
-
-# Gemma 3's nested text_config omits every number that equals its class default.
-_CLASS_DEFAULTS: dict[str, dict[str, int]] = {
-    "gemma3_text": {
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 131_072,
-    }
-}
-
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     """The shape in a transformers config.json; UnknownShape if it is not supported."""
@@ -145,7 +136,8 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     if isinstance(inner, Mapping):
         config = {**config, **inner}
     kind = str(config.get("model_type", ""))
-    config = {**_CLASS_DEFAULTS.get(kind, {}), **config}
+    known = ARCHITECTURES.get(kind, Architecture())
+    config = {**known.defaults, **config}
     experts = next((config[key] for key in _EXPERT_NAMES if config.get(key)), None)
     if experts:
         raise UnknownShape(f"a mixture of {experts} experts is not modelled")
@@ -156,8 +148,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     sizes = _sizes(config, kind)
     heads = sizes["heads"]
     context = _number(config, _CONTEXT_NAMES) or 0
-    # Defaults of transformers for missing keys.
-    tied = kind.startswith("gemma") or kind in {*_GPT2_LIKE, "opt", "starcoder2"}
+    tied = known.tied or kind.startswith("gemma")
     bias_on_qkv = any(config.get(key) for key in ("attention_bias", "qkv_bias", "use_qkv_bias"))
     return ModelShape(
         layers=sizes["layers"],
@@ -170,25 +161,36 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         vocab=sizes["vocab"],
         context=context,
         tied_head=bool(config.get("tie_word_embeddings", tied)),
-        gated_mlp=kind not in _TWO_MATRIX_MLP,
-        qkv_bias=kind in _BIAS_ON_QKV or bias_on_qkv,
-        linear_bias=kind in _TWO_MATRIX_MLP and config.get("use_bias", True) is not False,
-        qk_norm=kind in _QK_NORM,
-        qk_norm_full_width=kind in _QK_NORM_WIDE,
-        norms_per_layer=4 if kind in _FOUR_NORMS else (1 if kind in _ONE_NORM else 2),
-        norm_bias=kind in _LAYER_NORM,
+        gated_mlp=known.mlp != "plain",
+        qkv_bias=known.bias == "qkv" or bias_on_qkv,
+        linear_bias=known.bias == "all" and config.get("use_bias", True) is not False,
+        qk_norm=bool(known.head_norms),
+        qk_norm_full_width=known.head_norms == "width",
+        norms_per_layer=known.norms_per_layer,
+        norm_bias=known.norm == "layer",
         # OPT's position table starts two rows in.
-        learned_positions=context + 2 if kind == "opt" else context * (kind in _GPT2_LIKE),
-        head_bias=kind in _BIAS_ON_HEAD,
-        llama_blocks=kind in LLAMA_BLOCKS,
+        learned_positions=(context + 2 * (kind == "opt")) * known.learned_positions,
+        head_bias=known.head_bias,
+        after_norms=known.norms == "around",
+        caps_scores=known.caps_scores and config.get("attn_logit_softcapping", True) is not None,
+        merged=known.merged,
+        fused=kind in FUSED_TYPES and not rotates_partly(config),
     )
+
+
+def rotates_partly(config: Mapping[str, Any]) -> bool:
+    """Whether RoPE leaves a part of each head as it is."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    held = [config, *(each for each in (rope, *rope.values()) if isinstance(each, Mapping))]
+    return any(each.get("partial_rotary_factor", 1.0) != 1.0 for each in held)
 
 
 def _sizes(config: Mapping[str, Any], kind: str) -> dict[str, int]:
     """The required sizes; UnknownShape names all that are missing."""
     sizes = {name: _number(config, keys) for name, keys in _NAMES.items()}
     sizes["ffn"] = _number(config, _FFN_NAMES)
-    if sizes["ffn"] is None and sizes["hidden"] and kind in _FFN_FOUR_TIMES_HIDDEN:
+    known = ARCHITECTURES.get(kind, Architecture())
+    if sizes["ffn"] is None and sizes["hidden"] and known.ffn_is_four_times_hidden:
         sizes["ffn"] = 4 * sizes["hidden"]
     spelled = {name: keys[0] for name, keys in _NAMES.items()} | {"ffn": _FFN_NAMES[0]}
     missing = [spelled[name] for name, value in sizes.items() if value is None]

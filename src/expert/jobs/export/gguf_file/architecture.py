@@ -8,50 +8,22 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expert.core.errors import ExpertError
+from expert.planning.models.architectures import ARCHITECTURES, Architecture, Gguf
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Family(NamedTuple):
-    """How llama.cpp treats a model_type of transformers."""
-
-    arch: str
-    """Name in gguf.MODEL_ARCH."""
-    interleaved: bool = False
-    """RoPE rotates neighbouring rows, so rows of q and k are stored in that order."""
-    norm_plus_one: bool = False
-    """Norm weights are stored plus one, which transformers adds when it computes."""
-    windows: bool = False
-    """llama.cpp supports its sliding windows."""
-    tied: bool = False
-    """llama.cpp always uses the embedding as the head."""
-    largest: int = 0
-    """Layers of the model whose attention llama.cpp scales by hidden_size / heads."""
-    window_everywhere: bool = False
-    """Its sliding window is that of all layers, whatever layer_types says."""
-
-
-FAMILIES = {
-    "llama": Family("LLAMA", interleaved=True),
-    "mistral": Family("LLAMA", interleaved=True, window_everywhere=True),
-    "qwen2": Family("QWEN2"),
-    "qwen3": Family("QWEN3"),
-    "gemma": Family("GEMMA", norm_plus_one=True, tied=True),
-    "gemma2": Family("GEMMA2", norm_plus_one=True, windows=True, tied=True, largest=46),
-    "gemma3_text": Family("GEMMA3", norm_plus_one=True, windows=True, largest=62),
-    "phi3": Family("PHI3", window_everywhere=True),
-}
 _SILU, _GELU = ("silu",), ("gelu", "gelu_new", "gelu_pytorch_tanh")
 _ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
-def family_of(config: Any) -> Family:
+def family_of(config: Any) -> Gguf:
     """The family of a model; ExpertError, with all reasons, if llama.cpp or this writer does not
     support it."""
-    family = FAMILIES.get(config.model_type)
+    known = ARCHITECTURES.get(config.model_type, Architecture())
+    family = known.gguf
     if family is None:
-        fix = f"supported: {', '.join(FAMILIES)}; or export --merged and convert it with llama.cpp"
+        supported = ", ".join(kind for kind, each in ARCHITECTURES.items() if each.gguf)
+        fix = f"supported: {supported}; or export --merged and convert it with llama.cpp"
         raise ExpertError(f"--gguf: model_type {config.model_type!r} is not supported  ({fix})")
     rope, head, heads = _rope(config), _head_dim(config), config.num_attention_heads
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
@@ -60,7 +32,7 @@ def family_of(config: Any) -> Family:
     scalar = getattr(config, "query_pre_attn_scalar", None)
     problems = {
         f"its activation is {activation}": (
-            activation not in (_GELU if family.norm_plus_one else _SILU)
+            activation not in (_GELU if known.mlp == "gelu" else _SILU)
         ),
         f"rope_type {kind} is not supported": kind not in _ROPES,
         "RoPE rotates only a part of each head": (
@@ -93,13 +65,13 @@ def _rope(config: Any, layers: str = "full_attention") -> Mapping[str, Any]:
 
 def window_of(config: Any) -> int | None:
     """The sliding window of some layers; None for full attention."""
-    everywhere = FAMILIES[config.model_type].window_everywhere
+    everywhere = ARCHITECTURES[config.model_type].window_everywhere
     if everywhere or "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         return getattr(config, "sliding_window", None)
     return None
 
 
-def add_settings(writer: Any, config: Any, family: Family) -> None:
+def add_settings(writer: Any, config: Any, family: Gguf) -> None:
     """Write the hyperparameters under llama.cpp's keys."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -122,7 +94,7 @@ def add_settings(writer: Any, config: Any, family: Family) -> None:
     _add_rope(writer, config, family)
 
 
-def _add_rope(writer: Any, config: Any, family: Family) -> None:
+def _add_rope(writer: Any, config: Any, family: Gguf) -> None:
     import gguf
 
     rope = _rope(config)
@@ -163,7 +135,7 @@ class StoredTensor(NamedTuple):
     computed: Tensor | None = None
 
 
-def stored_tensors(model: Any, family: Family) -> list[StoredTensor]:
+def stored_tensors(model: Any, family: Gguf) -> list[StoredTensor]:
     """Every tensor of the file, in order."""
     config = model.config
     stored = list(_rope_factor_tensors(config))
@@ -179,7 +151,7 @@ def stored_tensors(model: Any, family: Family) -> list[StoredTensor]:
     return stored
 
 
-def file_name(source: str, family: Family, config: Any) -> str | None:
+def file_name(source: str, family: Gguf, config: Any) -> str | None:
     """llama.cpp's name for a tensor of transformers; None if it has none."""
     names = _names(family.arch, config.num_hidden_layers)
     name: str | None = names.get_name(source, try_suffixes=(".weight", ".bias"))
@@ -194,7 +166,7 @@ def _names(arch: str, layers: int) -> Any:
 
 
 def tensor_converters(
-    name: str, family: Family, config: Any
+    name: str, family: Gguf, config: Any
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Functions that convert a tensor for the file, and back."""
     part = name.split(".")[-2]
@@ -202,7 +174,7 @@ def tensor_converters(
     if family.interleaved and part in heads:
         count = heads[part] or config.num_attention_heads
         return lambda t: _pairs(t, count), lambda t: _halves(t, count)
-    if family.norm_plus_one and part.endswith("norm"):
+    if ARCHITECTURES[config.model_type].norm == "rms 1+w" and part.endswith("norm"):
         return lambda t: t + 1, lambda t: t - 1
     return _same, _same
 

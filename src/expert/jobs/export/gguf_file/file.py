@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expert.jobs.export.gguf_file.architecture import (
-    Family,
     StoredTensor,
     add_settings,
     stored_tensors,
 )
 from expert.jobs.export.gguf_file.k_quants import K_TYPES, k_quantised
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary
+from expert.planning.models.architectures import Gguf
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,7 +46,7 @@ class GgufMetadata(NamedTuple):
 
 
 def write_model(
-    path: Path, model: Any, family: Family, words: Vocabulary, kind: str, about: GgufMetadata
+    path: Path, model: Any, family: Gguf, words: Vocabulary, kind: str, about: GgufMetadata
 ) -> None:
     """Write a model as `kind`."""
     import gguf
@@ -103,7 +103,7 @@ def _in_layer(own: str, file: str, part: str, layer: int, layers: int) -> str:
     return own
 
 
-def new_writer(path: Path, family: Family, about: GgufMetadata, words: Vocabulary | None) -> Any:
+def new_writer(path: Path, family: Gguf, about: GgufMetadata, words: Vocabulary | None) -> Any:
     """A writer with the metadata; `words`: the vocabulary of a model, None for an adapter."""
     import gguf
 
@@ -176,7 +176,7 @@ def rounded(tensor: Tensor, kind: str) -> npt.NDArray[Any]:
     return np.concatenate([gguf.quantize(part.cpu().numpy(), own) for part in parts])
 
 
-def read_into(path: Path, model: Any, family: Family) -> None:
+def read_into(path: Path, model: Any, family: Gguf) -> None:
     """Load the dequantised weights of a file into the model it was written from."""
     import gguf
     import torch
