@@ -9,7 +9,7 @@ from tests.source.test_tree import SOURCE, files, imported_files
 
 MOST_SOURCE_LINES = 64_800
 MOST_TEST_LINES = 47_500
-MOST_LINES_OF_TRAIN = 39_500
+MOST_LINES_OF_TRAIN = 39_600
 TESTS = Path(__file__).parents[1]
 
 
