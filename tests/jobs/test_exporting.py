@@ -42,11 +42,15 @@ from expert.jobs.export.comparison import (
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.push import EXPORT_RECORD, CannotPush, HubUnavailable, check_push, push
+from expert.jobs.serve.models import load_models
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.cli.running import Runner
 from tests.each import each
+from tests.jobs.runs import plan_of, write_expert
+from tests.jobs.runs import run as run_job
 from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
+from tests.model.models import model_of_images
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -88,6 +92,39 @@ def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits():
     assert compare(logits_of_trained(ours, ids), found).share < 1e-4
     without = [logits_of(plain_base(run).eval(), each) for each in ids]
     assert compare(found, without).share > 0.5  # the adapter has an effect
+
+
+def test_an_adapter_of_a_language_model_fits_the_model_of_images_it_was_taken_from(tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText
+
+    base = model_of_images(tmp_path / "models" / "base")
+    manifest = write_expert(tmp_path, base, {"max_steps": 2, "learning_rate": 1e-2})
+    ran = run_job(manifest).folder
+    assert any("reads images" in each["text"] for each in plan_of(ran)["remarks"])
+    done = exported_to(tmp_path / "out", ran)
+    whole: Any = AutoModelForImageTextToText.from_pretrained(base)
+    ours, ids = trained(ran), [[5, 6, 7, 8, 9, 3, 2, 11]]
+    stranger = PeftModel.from_pretrained(whole, done.folder).eval()
+    found = [logits_of(stranger, each) for each in ids]
+    assert compare(logits_of_trained(ours, ids), found).share < 1e-4
+    adapted = [name for name, _ in stranger.named_modules() if name.endswith("lora_A")]
+    assert adapted
+    assert not any("vision" in name for name in adapted)
+    assert "AutoModelForImageTextToText" in (done.folder / "README.md").read_text("utf-8")
+    (served,) = load_models([str(done.folder)], device="cpu")
+    assert compare(logits_of_trained(served.trained, ids), found).share < 1e-4
+    again = write_expert(
+        tmp_path / "again",
+        base,
+        {"max_steps": 1, "learning_rate": 1e-9, "start_from": str(done.folder)},
+    )
+    one, other = (
+        load_file(folder / "final" / "adapter_model.safetensors")
+        for folder in (ran, run_job(again).folder)
+    )
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "lora+soft"])

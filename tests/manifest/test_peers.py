@@ -571,10 +571,10 @@ def test_any_value_is_read_or_refused_and_never_breaks(key, value):
 def test_a_model_that_reads_images_or_sound_is_refused_by_its_name():
     for name in (
         *("Qwen/Qwen2-VL-7B-Instruct", "llava-hf/llava-1.5-7b-hf", "x/InternVL3-8B"),
-        *("google/gemma-3-4b-it", "openai/whisper-small", "C:\\models\\Qwen3-VL-4B"),
+        *("google/gemma-3n-E2B-it", "openai/whisper-small", "C:\\models\\Qwen3-VL-4B"),
     ):
         assert "only text is trained" in error_of(f"base_model: '{name}'\ndataset: a.jsonl\n"), name
-    for name in ("Qwen/Qwen3-0.6B", "evolve/evolver-1b", "x/VLite", "google/gemma-3-1b-it"):
+    for name in ("Qwen/Qwen3-0.6B", "evolve/evolver-1b", "x/VLite", "google/gemma-3-4b-it"):
         assert read(f"base_model: {name}\ndataset: a.jsonl\n")
 
 

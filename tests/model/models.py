@@ -87,6 +87,28 @@ def tiny_model(folder: Path, family: str = "qwen3", *, seed: int = 0, **changes:
     return model_folder(folder)
 
 
+def model_of_images(folder: Path, family: str = "gemma3_text") -> Path:
+    """A folder with a random model that also reads images, with a language model of this family."""
+    import transformers
+
+    eyes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "image_size": 28}
+    eyes |= {"num_attention_heads": 2, "patch_size": 14}
+    kind = "Gemma3" if family == "gemma3_text" else "Mistral3"
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=family_config(family, tie_word_embeddings=True).to_dict(),
+        vision_config=eyes if kind == "Gemma3" else {**eyes, "model_type": "pixtral"},
+        **({"mm_tokens_per_image": 4} if kind == "Gemma3" else {}),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.12)
+    model.save_pretrained(folder)
+    return model_folder(folder)
+
+
 def model_plan(folder: Path | str, **changes: Any) -> ModelPlan:
     own: dict[str, Any] = {
         "name": str(folder),

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from expert.model.base_folder import model_folder
 from expert.model.load import LoadedModel, check_vocabulary
+from expert.planning.models.architectures import FUSED_TYPES, TEXT_PARTS
 from tests.each import each
 from tests.model.models import (
     VOCABULARY,
@@ -19,6 +20,7 @@ from tests.model.models import (
     kernel_plan,
     load,
     make_batch,
+    model_of_images,
     model_plan,
     plain_base,
     refusal,
@@ -30,7 +32,7 @@ from tests.model.models import (
 FLOAT_ERROR = 100 * 2**-24
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2", "gemma2", "granite", "cohere", "phi"])
+@each("family", [*FUSED_TYPES, "gpt2", "granite", "cohere", "phi"])
 def test_packed_loss_equals_that_of_transformers_on_documents_alone(family: str, tmp_path: Path):
     own: dict[str, Any] = {
         "gemma2": {"final_logit_softcapping": 2.0, "attn_logit_softcapping": None},
@@ -255,3 +257,20 @@ def test_the_loss_is_computed_in_chunks_of_the_plan(qwen, monkeypatch):
         losses += [loaded.loss_sum(batch).item(), loaded.evaluate(batch)[0].item()]
     assert rows == {32, 8}  # all places of the batch, or eight
     assert losses[:2] == pytest.approx(losses[2:], rel=FLOAT_ERROR)
+
+
+@each("family", TEXT_PARTS)
+def test_the_language_model_of_a_model_that_reads_images_is_loaded_alone(tmp_path, family):
+    from transformers import AutoModelForImageTextToText
+
+    folder = model_of_images(tmp_path / "model", family)
+    loaded = load(folder, "none", attention="eager")
+    names = [name for name, _ in loaded.module.named_modules()]
+    assert not any("vision" in name for name in names)
+    whole: Any = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    (document,) = documents(14)
+    with torch.no_grad():
+        ids = torch.tensor([document])
+        expected = whole(input_ids=ids, labels=ids).loss.item() * (len(document) - 1)
+        loss, _ = loaded.evaluate(make_batch([[document]]))
+    assert loss.item() == pytest.approx(expected, rel=FLOAT_ERROR)

@@ -32,10 +32,14 @@ def test_a_shape_reproduces_the_published_parameter_count(model):
         ("TinyLlama-1.1B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
         ("phi-3-mini", "microsoft/Phi-3-mini-4k-instruct"),
         ("gpt2", "openai-community/gpt2"),
+        ("unsloth/gemma-3-4b-it", "google/gemma-3-4b-pt"),
         # A name we do not know is never taken for a near one.
         *((name, None) for name in ("Qwen3-1.5B", "Qwen3-0.6", "Qwen2.5-72B", "Qwen3-0.6B-tuned")),
         *((name, None) for name in ("Qwen2.5-7B-Instruct-1M", "Llama-3-70B", "Llama-Guard-3-1B")),
-        *((name, None) for name in ("CodeLlama-7b-Python-hf", "gemma-3-4b-it", "gpt2-xl", "qwen3")),
+        *(
+            (name, None)
+            for name in ("CodeLlama-7b-Python-hf", "gemma-3n-4b-it", "gpt2-xl", "qwen3")
+        ),
         *((name, None) for name in ("Mixtral-8x7B-v0.1", "instruct", "model", "/", "")),
         # Two shapes fit these.
         *((name, None) for name in ("Mistral-7B", "mistral-7b-instruct", "Mistral-7B-v0.9")),

@@ -204,6 +204,9 @@ def test_a_model_that_reads_images_is_refused_by_its_config(tmp_path, config, pa
     model_folder(tmp_path / "mine", config)
     with pytest.raises(NotATextModel, match=f"\\({part}\\) is a model for images"):
         resolve("mine", tmp_path)
+    parts = {"vision_config": {"hidden_size": 8}, "text_config": {"model_type": "gemma3_text"}}
+    model_folder(tmp_path / "taken", {"model_type": "gemma3", **parts})
+    assert resolve("taken", tmp_path).reads_images
     text = {"architectures": ["LlamaForCausalLM"], "vision_config": None}
     model_folder(tmp_path / "text", text)
     assert resolve("text", tmp_path).place == "folder"

@@ -7,9 +7,9 @@ from pathlib import Path
 from tests.source.imports import imports_of
 from tests.source.test_tree import SOURCE, files, imported_files
 
-MOST_SOURCE_LINES = 64_800
-MOST_TEST_LINES = 47_500
-MOST_LINES_OF_TRAIN = 39_600
+MOST_SOURCE_LINES = 64_950
+MOST_TEST_LINES = 47_650
+MOST_LINES_OF_TRAIN = 39_700
 TESTS = Path(__file__).parents[1]
 
 

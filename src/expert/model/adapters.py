@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from expert.manifest.schema.kinds import ADAPTERS, LOW_RANK, QUANTISED
+from expert.model.base_folder import INSIDE
 from expert.model.errors import ModelError
 from expert.model.lora.dora import replace_dora_layers
 from expert.model.lora.lora import replace_lora_layers
@@ -132,7 +133,10 @@ def _load_adapter(wrapped: Any, folder: Path, plan: AdapterPlan) -> None:
     """Give the adapter the weights in a folder in PEFT's format, which must have its shape."""
     peft, place = importlib.import_module("peft"), "training.config.start_from"
     try:
-        tensors = load_file(folder / ADAPTER_FILE)
+        tensors = {  # of an export for a model that also reads images, too
+            name.replace(f"{IN_PEFT}{INSIDE}", f"{IN_PEFT}model.", 1): each
+            for name, each in load_file(folder / ADAPTER_FILE).items()
+        }
     except (OSError, SafetensorError) as error:
         fix = "name a finished run that trained an adapter, or a folder in PEFT's format"
         raise ModelError(place, f"{folder}: no adapter can be read there: {error}", fix) from error

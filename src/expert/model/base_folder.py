@@ -18,10 +18,14 @@ from expert.planning.models.model_files import (
     check_model_files,
     load_tokenizer_json,
 )
-from expert.planning.models.resolve import check_text_only, hub_id_of, is_hub_id
+from expert.planning.models.resolve import hub_id_of, is_hub_id, is_text_part, reads_images
 from expert.planning.run_plan import ModelPlan
 
 _MODEL = "base_models[].name"
+INSIDE = "model.language_model."
+"""Where a model that also reads images has its language model."""
+TO_TEXT_ALONE = {r"^model\.language_model\.": "model."}
+"""PEFT's names of weights there, and in the language model alone."""
 # Never pickled weights, even if they are next to the safetensors.
 _FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py"]
 # Copies of the weights in other formats.
@@ -65,7 +69,7 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
     needs_remote_code(model, folder, allowed=allow_remote_code)
     config = read_config(folder)
     check_model_files(folder)
-    check_text_only(config, folder / "config.json")
+    is_text_part(config, folder / "config.json")
     if own := config.get("quantization_config"):
         # Layers quantised by other tools do not merge or train like ours.
         method = own.get("quant_method", "unknown") if isinstance(own, dict) else "unknown"
@@ -93,6 +97,13 @@ def read_config(folder: Path) -> dict[str, Any]:
         fix = "name the folder of a transformers model, or a hub id"
         raise ModelError(str(folder), what, fix) from error
     return config
+
+
+def inside_of(folder: Path | None) -> str:
+    """Where a folder's model has the language model that is loaded alone, as the name of a module
+    with a dot; "": it is one itself."""
+    whole = folder is not None and reads_images(folder / "config.json")
+    return INSIDE if whole else ""
 
 
 def refuse_unknown_model_type(folder: Path, *, allow_remote_code: bool) -> None:

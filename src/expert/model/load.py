@@ -26,6 +26,7 @@ from expert.model.attention import (
 )
 from expert.model.base_folder import (
     first_line,
+    inside_of,
     model_folder,
     needs_remote_code,
     read_config,
@@ -351,13 +352,17 @@ def _load_base(
     register_attention()
     remote_code = needs_remote_code(model, folder, allowed=allow_remote_code)
     quantization = quantization_config(model.quantization, dtype)
-    reading = {"trust_remote_code": remote_code, "local_files_only": True}
+    reading: dict[str, Any] = {"trust_remote_code": remote_code, "local_files_only": True}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **reading)
+        if inside_of(folder):
+            tied, config = config.tie_word_embeddings, config.get_text_config()
+            config.tie_word_embeddings = tied
+            reading["key_mapping"] = OUT_OF_WHOLE
         _refuse_other_mixing(config, folder)
         without_own_kernels(config)
         config.use_cache = False
-        with without_progress_bar():
+        with without_progress_bar(), _without_list_of(inside_of(folder)):
             base, info = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
@@ -413,6 +418,26 @@ def _refuse_other_mixing(config: Any, folder: Path) -> None:
             "apart"
         )
         raise ModelError(str(folder), what, "use a model with standard attention layers")
+
+
+OUT_OF_WHOLE = {
+    r"^(model\.)?language_model\.(model\.)?(?!lm_head)": "model.",
+    r"^language_model\.lm_head": "lm_head",
+}
+"""Names of weights in a model that also reads images, old and new, and in its language model."""
+
+
+@contextlib.contextmanager
+def _without_list_of(left_out: str) -> Iterator[None]:
+    """Hide transformers' list of the weights that are left out on purpose, if there are some."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    before = logging.get_verbosity()
+    if left_out:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from expert.jobs.sample.sample import prompt_text
 from expert.jobs.validate.saved_verdict import SavedVerdict
 from expert.manifest.schema.kinds import IN_FLOAT32, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.model.base_folder import inside_of
 from expert.planning.plan import folder_name
 from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import Trained
@@ -104,6 +105,8 @@ def model_card(
         data = PurePath(data).name
     # The dtype in which it is used.
     dtype = plan.kernels.precision if is_adapter else done.dtype
+    # The adapter fits the whole model, which also reads images.
+    whole = is_adapter and bool(inside_of(Path(plan.model.location)))
     used = done.gguf and ("F32" if done.gguf == "lora" else done.gguf)
     # Soft prompts alone are the adapter of their export.
     prompts = [each["name"] for each in plan.adapter.soft_prompts]
@@ -144,6 +147,7 @@ def model_card(
         is_char_model=is_char_model,
         characters=is_char_model or prompt is None,
         is_adapter=is_adapter,
+        model_class="AutoModelForImageTextToText" if whole else "AutoModelForCausalLM",
         has_adapter=is_adapter and plan.adapter.type != "none",
         keeps_dtype=keeps_adapter_dtype(plan),
         prompt_files=[f"{folder}/adapter_model.safetensors" for folder in folders],

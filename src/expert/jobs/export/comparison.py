@@ -14,7 +14,7 @@ from expert.jobs.export.portable_base import BASE_COPY
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT
-from expert.model.base_folder import model_folder
+from expert.model.base_folder import TO_TEXT_ALONE, inside_of, model_folder
 from expert.run.stored.load import Trained
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def load_exported(folder: Path, source: ExportRequest) -> Any:
     """Load an export with transformers and PEFT only, except for a quantised base and the character
     model."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     from expert.model.chargpt import load_char_gpt
     from expert.model.load import DTYPES, load_model
@@ -173,8 +173,12 @@ def load_exported(folder: Path, source: ExportRequest) -> Any:
     else:  # in the dtype of training, as the model card's code loads it
         copied = folder / BASE_COPY
         place = copied if copied.is_dir() else model_folder(plan.model)
+        if inside_of(place):
+            auto = AutoModelForImageTextToText
         base = auto.from_pretrained(place, dtype=DTYPES[precision]).to(device)
     if plan.adapter.type == "none":
         return base.eval()
     options: Any = {"autocast_adapter_dtype": False} if keeps_adapter_dtype(plan) else {}
+    if plan.model.quantization in QUANTISED:
+        options["key_mapping"] = TO_TEXT_ALONE
     return PeftModel.from_pretrained(base, folder, **options).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -51,7 +52,7 @@ from expert.jobs.export.push import EXPORT_RECORD
 from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
-from expert.model.base_folder import copy_tokenizer
+from expert.model.base_folder import copy_tokenizer, inside_of, model_folder
 from expert.model.device_memory import release_memory
 from expert.planning.run_plan import RunPlan
 from expert.run.stored.choose_checkpoint import Choice, choose
@@ -377,6 +378,8 @@ def _write(source: ExportRequest, trained: Trained, target: Path) -> None:
             settings = {**read_object(file), "base_model_name_or_path": name}
             text = json.dumps(settings, indent=2, sort_keys=True)
             file.write_text(text + "\n", encoding="utf-8")
+        if inside := inside_of(model_folder(source.plan.model)):
+            name_for_whole_model(target, inside)
         copy_base(source.plan.model, target)
     else:
         model: Any = trained.loaded.module
@@ -394,6 +397,32 @@ def _write(source: ExportRequest, trained: Trained, target: Path) -> None:
     copy_tokenizer(trained.tokenizer_folder, target)
     _write_chat_template(trained, target)
     generation.save_pretrained(target)
+
+
+def name_for_whole_model(target: Path, inside: str) -> None:
+    """Rename an adapter of a language model for the model that it was taken out of, which also
+    reads images and may have layers of the same names there."""
+    from safetensors.torch import load_file, save_file
+
+    from expert.model.adapters import ADAPTER_FILE, IN_PEFT
+
+    file, settings_file = target / ADAPTER_FILE, target / "adapter_config.json"
+    if not file.is_file():
+        return  # soft prompts alone
+    tensors = load_file(file)
+    named = {
+        name.replace(f"{IN_PEFT}model.", f"{IN_PEFT}{inside}", 1): each
+        for name, each in tensors.items()
+    }
+    save_file(named, file, metadata={"format": "pt"})
+    settings = read_object(settings_file)
+    for key in ("target_modules", "feedforward_modules"):
+        if isinstance(settings.get(key), list):
+            last = "|".join(re.escape(name) for name in settings[key])
+            settings[key] = rf"model\.(?:language_model\.)?layers\.(?:.*\.)?(?:{last})"
+    settings_file.write_text(
+        json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
 
 
 def _write_chat_template(trained: Trained, target: Path) -> None:

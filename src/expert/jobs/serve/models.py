@@ -345,10 +345,15 @@ def _load_export(
         raise ExpertError(f"{plan.model.location}: {what}  ({fix})")
     from peft import PeftModel
 
+    from expert.model.base_folder import TO_TEXT_ALONE
+
     in_float32 = plan.kernels.precision != "bf16" or plan.adapter.type in IN_FLOAT32
     with loading(path):
         module = PeftModel.from_pretrained(
-            trained.loaded.module, str(path), autocast_adapter_dtype=in_float32
+            trained.loaded.module,
+            str(path),
+            autocast_adapter_dtype=in_float32,
+            key_mapping=TO_TEXT_ALONE,
         )
         encoder, template = text_tools(path, None)
     module.eval().requires_grad_(False)

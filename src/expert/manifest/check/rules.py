@@ -100,7 +100,7 @@ def _adapter(manifest: Manifest, found: Findings) -> None:
 _MEDIA_MODEL = re.compile(
     r"(?:^|[-_.\d])(?:vl|vlm|vl2|vision|v?omni|audio|ocr)(?:$|[-_.\d])"
     r"|llava|internvl|pixtral|paligemma|idefics|moondream|smolvlm|minicpm-[vo]\b|fuyu|florence-2"
-    r"|gemma-3-(?:4|12|27)b|llama-4-|cogvlm|molmo|kosmos|mllama|whisper|voxtral|blip2?|glm-4(?:\.\d)?v|gemma-?3n|got-ocr",
+    r"|llama-4-|cogvlm|molmo|kosmos|mllama|whisper|voxtral|blip2?|glm-4(?:\.\d)?v|gemma-?3n|got-ocr",
     re.IGNORECASE,
 )
 

@@ -64,6 +64,9 @@ def settle_model(draft: PlanDraft) -> None:
         kernels = ", ".join(resolved.named_kernels)
         text = f"its config.json requests {kernels}; kernels are chosen by the plan"
         draft.warn("model.name", text)
+    if resolved.reads_images:
+        text = "it also reads images: its language model alone is loaded and trained"
+        draft.warn("model.name", text)
     if resolved.weights is not None:
         # The name stays the same when another version of the package ships other weights.
         because = "sha256 of the weights that come with the package"

@@ -126,6 +126,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """By model_type. Of others the sizes are taken for Llama's, and nothing else."""
 
+TEXT_PARTS = ("gemma3_text", "mistral", "ministral3")
+"""Language models that are loaded alone out of a model that also reads images."""
+
 FUSED_TYPES = tuple(kind for kind, each in ARCHITECTURES.items() if not each.slow_because)
 """Model types whose blocks model/fused/block.py computes."""
 
@@ -147,5 +150,11 @@ def model_rows() -> list[tuple[str, str, str, str]]:
         *sorted(known, key=lambda row: bool(row[2])),
         ("others of transformers", "transformers' blocks", "not looked at", "–"),
         ("mixtures of experts", "transformers' blocks", "their memory is not known", "–"),
-        ("models of images or sound", "refused", "only text is trained", "–"),
+        (
+            f"{', '.join(TEXT_PARTS)} in a model of images",
+            "as alone",
+            "its language model is trained alone",
+            "as alone",
+        ),
+        ("other models of images or sound", "refused", "only text is trained", "–"),
     ]

@@ -14,6 +14,7 @@ from expert.core.errors import ExpertError
 from expert.core.files import read_json, read_text, sha256_of
 from expert.manifest.check.problems import closest
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
+from expert.planning.models.architectures import TEXT_PARTS
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
 from expert.planning.models.model_files import MAX_CONFIG_BYTES, check_model_files
 from expert.planning.models.shapes import ModelShape, UnknownShape, shape_from_config
@@ -49,6 +50,8 @@ class ResolvedModel:
     """For a built-in model: the hash of its weights in this version of the package."""
     named_kernels: tuple[str, ...] = ()
     """Kernels that its config.json requests by name, which are ignored."""
+    reads_images: bool = False
+    """Its language model is taken out of it."""
 
 
 def resolve_model(
@@ -242,11 +245,16 @@ def is_model_folder(folder: Path) -> bool:
 
 def _found(name: str, place: Place, location: Path, because: str) -> ResolvedModel:
     kernels = check_model_files(location)
-    shape, shape_from = read_shape(location / "config.json")
-    known = find_known_model(name) if not (location / "config.json").is_file() else None
+    config = location / "config.json"
+    shape, shape_from = read_shape(config)
+    known = find_known_model(name) if not config.is_file() else None
     if known is not None:
         shape, shape_from = known.shape, f"known sizes of {basename(name)}"
-    return ResolvedModel(place, str(location), because, shape, shape_from, named_kernels=kernels)
+    return ResolvedModel(
+        *(place, str(location), because, shape, shape_from),
+        named_kernels=kernels,
+        reads_images=known is None and reads_images(config),
+    )
 
 
 def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
@@ -257,11 +265,20 @@ def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
         return None, f"{config_file} cannot be read: {error}"
     if not isinstance(config, Mapping):
         return None, f"{config_file} is not an object"
-    check_text_only(config, config_file)
+    is_text_part(config, config_file)
     try:
         return shape_from_config(config), f"{config_file.name} of the model"
     except UnknownShape as error:
         return None, f"{config_file}: {error}"
+
+
+def reads_images(config_file: Path) -> bool:
+    """Whether it is of a model that also reads images, whose language model is loaded alone."""
+    try:
+        config: Any = read_json(config_file, MAX_CONFIG_BYTES)
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, Mapping) and is_text_part(config, config_file)
 
 
 _MEDIA_PARTS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "visual")
@@ -269,16 +286,21 @@ _MEDIA_PARTS = ("vision_config", "audio_config", "vision_tower", "mm_vision_towe
 _MEDIA_CLASS = re.compile(r"(Vision|Image|Audio|Speech|Llava|VL|Omni|Multimodal)\w*For\w+")
 
 
-def check_text_only(config: Mapping[str, Any], file: Path) -> None:
-    """Raise NotATextModel for a config.json with images or sound: such a model would be loaded with
-    towers that no row ever reaches."""
+def is_text_part(config: Mapping[str, Any], file: Path) -> bool:
+    """Whether a config.json is of a model that also reads images, whose language model is loaded
+    alone; NotATextModel for other models of images or sound: they would be loaded with towers that
+    no row ever reaches."""
     part = next((key for key in _MEDIA_PARTS if config.get(key)), None)
     named = config.get("architectures")
     classes = [str(name) for name in named] if isinstance(named, list) else []
     part = part or next((name for name in classes if _MEDIA_CLASS.search(name)), None)
+    text = config.get("text_config")
+    if part is not None and isinstance(text, Mapping) and text.get("model_type") in TEXT_PARTS:
+        return True
     if part is not None:
         what = f"{file} ({part}) is a model for images or sound; only text is trained"
         raise NotATextModel(f"base_models[].name: {what}  (name a text-only model)")
+    return False
 
 
 def char_gpt_shape(size: CharGptShape) -> ModelShape:
