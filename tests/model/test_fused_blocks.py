@@ -101,6 +101,11 @@ TARGETS = [
         ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
         ("llama", {"attention_bias": True}, {"kind": "dora"}),
         *((family, {}, {"kind": "dora"}) for family in ("gemma3_text", "phi3")),
+        *(
+            ("granite", {"residual_multiplier": 0.3, **more}, {"kind": kind})
+            for kind in ("lora", "dora")
+            for more in ({}, {"attention_bias": True, "mlp_bias": True})
+        ),
         ("ministral3", {"rope_parameters": GROWING}, {}),
         ("gemma3_text", {}, {"target_modules": ["q_proj", "gate_proj"]}),
         ("phi3", {"sliding_window": 8}, {"target_modules": ["qkv_proj", "down_proj"]}),
@@ -124,7 +129,7 @@ def test_losses_and_gradients_are_those_of_peft(tmp_path, monkeypatch, family, m
 def test_every_architecture_that_is_fused_was_compared():
     assert set(FUSED_TYPES) == {
         *("llama", "mistral", "ministral3", "qwen2", "qwen3"),
-        *("smollm3", "phi3", "gemma", "gemma2", "gemma3_text"),
+        *("smollm3", "phi3", "gemma", "gemma2", "gemma3_text", "granite"),
     }
 
 
@@ -162,7 +167,10 @@ def test_dropout_drops_of_every_layer_what_its_seed_says(llama, monkeypatch, kin
 
 @each("quantization", ["int8", "int4"])
 @each("kind", ["lora", "dora"])
-def test_quantised_layers_are_as_one_by_one(llama, quantization, kind):
+@each("family", ["llama", "granite", "gemma3_text"])
+def test_quantised_layers_are_as_one_by_one(tmp_path, quantization, kind, family):
+    own = {"residual_multiplier": 0.3} if family == "granite" else {}
+    llama = tiny_model(tmp_path / "model", family, **own)
     pytest.importorskip("bitsandbytes")
     options: dict[str, Any] = {"kind": kind, "quantization": quantization, "dtype": torch.float32}
     apart = outcome(a_model(llama, fused=False, **options))
@@ -279,7 +287,7 @@ def test_an_adapter_that_is_off_is_left_to_transformers(llama):
     [
         ("llama", {"kind": "ia3"}, "no linear layer"),
         ("gpt2", {}, "GPT2Block"),
-        ("granite", {}, "GraniteDecoderLayer has a factor on what is added to the residual"),
+        ("phi", {}, "PhiDecoderLayer has LayerNorm, attention and MLP side by side"),
         ("cohere", {}, "CohereDecoderLayer is not of llama, "),
         ("phi3 partly", {}, "RoPE rotates only a part of each head"),
     ],

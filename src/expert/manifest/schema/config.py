@@ -184,7 +184,7 @@ class TrainingConfig(StrictSection):
     """Compute the cross-entropy in chunks, without the full logits; auto: on."""
     fused_blocks: Flag | Auto = AUTO
     """Fused kernels for blocks with LoRA or DoRA, without torch.compile; auto: on a GPU with
-    bf16, on models built like Llama."""
+    bf16, where `expert machine --models` says so."""
     torch_compile: Flag | Auto = AUTO
     """Compile each block; auto: on a GPU, if it pays off including the compile time."""
     torch_compile_backend: Literal["inductor"] = "inductor"

@@ -45,6 +45,8 @@ class BlockParts:
     after_norms: tuple[Norm, Norm] | None
     """Of what attention and MLP add to the residual."""
     head_norms: tuple[Norm, Norm] | None
+    factor: float
+    """Of what attention and MLP add to the residual (Granite)."""
     gelu: bool
     """The activation of the gate; else SiLU."""
     rotates: bool
@@ -137,7 +139,7 @@ class AttentionOutput(torch.autograd.Function):
         both = parts.out.input_buffer(attended)
         both[:, : parts.out.inputs] = attended
         residual = None if hidden is None else hidden.view(-1, hidden.shape[-1])
-        summed, kept = parts.out.onto(residual, both, seeds)
+        summed, kept = parts.out.onto(residual, both, seeds, parts.factor)
         ctx.save_for_backward(attended, *kept)
         ctx.parts, ctx.added = parts, hidden is not None
         return summed if hidden is None else summed.view(hidden.shape)
@@ -146,7 +148,8 @@ class AttentionOutput(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         attended, *all_kept = ctx.saved_tensors
         kept = SavedForBackward(*all_kept)
-        back = ctx.parts.out.gradients(_flat(gradients[0]), kept.unscaled, kept, wide=False)
+        gradient = _times(_flat(gradients[0]), ctx.parts.factor)
+        back = ctx.parts.out.gradients(gradient, kept.unscaled, kept, wide=False)
         of_hidden = gradients[0] if ctx.added else None
         return back.of_input(), of_hidden, None, None, *back.of_trained(attended)
 
@@ -189,7 +192,7 @@ class GatedMlp(torch.autograd.Function):
         gated = parts.down.input_buffer(rows)
         finish, adds = product.finish(kept), parts.after_norms is None
         swiglu(gate_up, gated[:, : parts.down.inputs], finish, gelu=parts.gelu)
-        out, kept_down = parts.down.onto(rows if adds else None, gated, seeds[1])
+        out, kept_down = parts.down.onto(rows if adds else None, gated, seeds[1], parts.factor)
         ctx.save_for_backward(rows, inverse, gate_up, *kept, *kept_down)
         ctx.parts = parts
         return out.view(hidden.shape) if adds else (out, hidden.view_as(hidden))
@@ -198,7 +201,7 @@ class GatedMlp(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         rows, inverse, gate_up, *all_kept = ctx.saved_tensors
         parts: BlockParts = ctx.parts
-        gradient = _flat(gradients[0])
+        gradient = _times(_flat(gradients[0]), parts.factor)
         count = len(SavedForBackward._fields)
         kept, kept_down = SavedForBackward(*all_kept[:count]), SavedForBackward(*all_kept[count:])
         down = parts.down.gradients(gradient, kept_down.unscaled, kept_down, wide=False)
@@ -229,6 +232,10 @@ def _flat(gradient: Tensor) -> Tensor:
     flat = gradient.reshape(-1, gradient.shape[-1])
     flat.whole = getattr(gradient, "whole", None)  # type: ignore[attr-defined]
     return flat
+
+
+def _times(gradient: Tensor, factor: float) -> Tensor:
+    return gradient if factor == 1.0 else gradient * factor
 
 
 class FusedForward:
@@ -369,6 +376,7 @@ def parts_of(block: Any, adapter: str) -> BlockParts:
         second_norm=norm_of(second),
         after_norms=after,
         head_norms=tuple(norm_of(each) for each in head_norms) or None,  # type: ignore[arg-type]
+        factor=getattr(block, "residual_multiplier", 1.0),
         gelu=known.mlp == "gelu",
         rotates=getattr(attention, "use_rope", True),
         heads=(queries, keys),

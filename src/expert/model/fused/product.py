@@ -122,10 +122,14 @@ class Product:
         return Epilogue(kept.scale, self.bias, rest)
 
     def forward(
-        self, both: Tensor, seeds: Tensor | None = None, added_to: Tensor | None = None
+        self,
+        both: Tensor,
+        seeds: Tensor | None = None,
+        added_to: Tensor | None = None,
+        factor: float = 1.0,
     ) -> tuple[Tensor, SavedForBackward]:
-        """added_to + W x + s B A x, still without `finish`, and what the backward needs. `both`: x,
-        with columns beside it that receive s A x."""
+        """added_to + factor (W x + s B A x), still without `finish`, and what the backward needs.
+        `both`: x, with columns beside it that receive s A x; `factor`: only of what is added."""
         x, low = both[:, : self.inputs], both[:, self.inputs :]
         drops = self.drops(seeds)
         if drops is None:
@@ -138,15 +142,21 @@ class Product:
         weight = self.weight() if unpacked or scaled else None
         if self.float8 is not None:
             outputs = self.float8.times(x)
-            if not self.defers_adapter:
+            if factor != 1.0 and added_to is not None:
+                outputs = added(outputs, low, self.second, None).mul_(factor).add_(added_to)
+            elif not self.defers_adapter:
                 outputs = added(outputs, low, self.second, added_to)
         elif self.matrix is None:
             assert weight is not None
             outputs = (low @ self.second.t()).addmm_(x, weight.t())
-            outputs = outputs if added_to is None else outputs.add_(added_to)
+            if added_to is not None:
+                outputs = (outputs if factor == 1.0 else outputs.mul_(factor)).add_(added_to)
         else:
             weights = self.matrix[: self.outputs].t()
-            outputs = both @ weights if added_to is None else torch.addmm(added_to, both, weights)
+            if added_to is None:
+                outputs = both @ weights
+            else:
+                outputs = torch.addmm(added_to, both, weights, alpha=factor)
         scale, lengths = self.final_scale, None
         if scaled:
             scale, lengths = self.row_scales(weight)
@@ -165,16 +175,23 @@ class Product:
         return replace(self, final_scale=self.row_scales()[0])
 
     def onto(
-        self, residual: Tensor | None, both: Tensor, seeds: Tensor | None = None
+        self,
+        residual: Tensor | None,
+        both: Tensor,
+        seeds: Tensor | None = None,
+        factor: float = 1.0,
     ) -> tuple[Tensor, SavedForBackward]:
-        """residual + the finished outputs; rounded once unless there is DoRA or a bias."""
+        """residual + factor times the finished outputs; rounded once unless there is DoRA, a bias,
+        or a factor with quantised weights."""
         if self.magnitudes is None and self.bias is None:
-            return self.forward(both, seeds, residual)
+            return self.forward(both, seeds, residual, factor)
         outputs, kept = self.forward(both, seeds)
         if self.magnitudes is not None:
             kept = kept._replace(unscaled=outputs)
-        finished = torch.zeros_like(outputs) if residual is None else residual
-        return add_epilogue(outputs, self.finish(kept), finished), kept
+        alone = residual is None or factor != 1.0
+        finished = torch.zeros_like(outputs) if residual is None or alone else residual
+        made = add_epilogue(outputs, self.finish(kept), finished)
+        return (made if residual is None or not alone else made * factor + residual), kept
 
     def gradients(
         self, gradient: Tensor, made: Tensor | None, kept: SavedForBackward, *, wide: bool

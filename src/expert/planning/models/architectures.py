@@ -52,8 +52,6 @@ class Architecture:
     """Which columns of a head RoPE rotates together."""
     caps_scores: bool = False
     """Attention scores are capped, which few kernels do."""
-    residual_factor: bool = False
-    """What is added to the residual is multiplied first."""
     ffn_is_four_times_hidden: bool = False
     """Where config.json does not say."""
     defaults: Mapping[str, int] = field(default_factory=dict)
@@ -74,7 +72,6 @@ class Architecture:
             "an MLP without a gate": self.mlp == "plain",
             "norms over all heads": self.head_norms == "width",
             "RoPE of neighbouring columns": self.rotation == "pairs",
-            "a factor on what is added to the residual": self.residual_factor,
         }
         return ", ".join(text for text, applies in reasons.items() if applies)
 
@@ -110,7 +107,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         gguf=Gguf(arch="GEMMA2", windows=True, tied=True, largest=46),
     ),
     "gemma3_text": _GEMMA_3,
-    "granite": Architecture(residual_factor=True),
+    "granite": Architecture(),
     "glm4": Architecture(norms="around", rotation="pairs"),
     "olmo2": Architecture(norms="after", head_norms="width"),
     "olmo3": Architecture(norms="after", head_norms="width"),
