@@ -169,7 +169,7 @@ def test_dropout_drops_of_every_layer_what_its_seed_says(llama, monkeypatch, kin
 @each("kind", ["lora", "dora"])
 @each("family", ["llama", "granite", "gemma3_text"])
 def test_quantised_layers_are_as_one_by_one(tmp_path, quantization, kind, family):
-    own = {"residual_multiplier": 0.3} if family == "granite" else {}
+    own: dict[str, Any] = {"residual_multiplier": 0.3} if family == "granite" else {}
     llama = tiny_model(tmp_path / "model", family, **own)
     pytest.importorskip("bitsandbytes")
     options: dict[str, Any] = {"kind": kind, "quantization": quantization, "dtype": torch.float32}
