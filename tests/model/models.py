@@ -87,7 +87,7 @@ def tiny_model(folder: Path, family: str = "qwen3", *, seed: int = 0, **changes:
     return model_folder(folder)
 
 
-def model_of_images(folder: Path, family: str = "gemma3_text") -> Path:
+def model_of_images(folder: Path, family: str = "gemma3_text", *, tied: bool = True) -> Path:
     """A folder with a random model that also reads images, with a language model of this family."""
     import transformers
 
@@ -95,7 +95,8 @@ def model_of_images(folder: Path, family: str = "gemma3_text") -> Path:
     eyes |= {"num_attention_heads": 2, "patch_size": 14}
     kind = "Gemma3" if family == "gemma3_text" else "Mistral3"
     config = getattr(transformers, f"{kind}Config")(
-        text_config=family_config(family, tie_word_embeddings=True).to_dict(),
+        text_config=family_config(family, tie_word_embeddings=tied).to_dict(),
+        tie_word_embeddings=tied,
         vision_config=eyes if kind == "Gemma3" else {**eyes, "model_type": "pixtral"},
         **({"mm_tokens_per_image": 4} if kind == "Gemma3" else {}),
     )

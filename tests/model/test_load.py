@@ -259,11 +259,12 @@ def test_the_loss_is_computed_in_chunks_of_the_plan(qwen, monkeypatch):
     assert losses[:2] == pytest.approx(losses[2:], rel=FLOAT_ERROR)
 
 
+@each("tied", [True, False])
 @each("family", TEXT_PARTS)
-def test_the_language_model_of_a_model_that_reads_images_is_loaded_alone(tmp_path, family):
+def test_the_language_model_of_a_model_that_reads_images_is_loaded_alone(tmp_path, family, tied):
     from transformers import AutoModelForImageTextToText
 
-    folder = model_of_images(tmp_path / "model", family)
+    folder = model_of_images(tmp_path / "model", family, tied=tied)
     loaded = load(folder, "none", attention="eager")
     names = [name for name, _ in loaded.module.named_modules()]
     assert not any("vision" in name for name in names)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from expert.core.resources import resource_shortage
@@ -356,8 +356,10 @@ def _load_base(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **reading)
         if inside_of(folder):
-            tied, config = config.tie_word_embeddings, config.get_text_config()
-            config.tie_word_embeddings = tied
+            config = config.get_text_config()
+            # Of the whole and its part, either config may leave it out.
+            names = (name for file in folder.glob("*.safetensors") for name in _names_in(file))
+            config.tie_word_embeddings = not any(name.endswith("lm_head.weight") for name in names)
             reading["key_mapping"] = OUT_OF_WHOLE
         _refuse_other_mixing(config, folder)
         without_own_kernels(config)
@@ -418,6 +420,11 @@ def _refuse_other_mixing(config: Any, folder: Path) -> None:
             "apart"
         )
         raise ModelError(str(folder), what, "use a model with standard attention layers")
+
+
+def _names_in(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as tensors:
+        return list(tensors.keys())
 
 
 OUT_OF_WHOLE = {
