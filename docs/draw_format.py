@@ -65,8 +65,8 @@ _DATASET_SINCE = {
     "D": ("max_chars",),
 }
 MODELS = (
-    "`expert machine --models` shows this table, too. Fused blocks also need heads whose size is a "
-    "power of two and that RoPE rotates whole, which Phi-3-mini and Phi-4-mini do not have."
+    "`expert machine --models` shows this table, too. Heads whose size is no power of two, or that "
+    "RoPE rotates in part (Phi-3-mini, Phi-4-mini), are rotated by torch between the kernels."
 )
 _TABLES = {CONFIG: _CONFIG_SINCE, DATASET: _DATASET_SINCE}
 _ELSEWHERE = {

@@ -31,7 +31,6 @@ from expert.model.fused.packing import base_of, has_adapter, is_quantised, pack
 from expert.model.fused.product import Product, SavedForBackward, with_spare_columns
 from expert.model.lora.dora import fast_dora_class
 from expert.planning.models.architectures import ARCHITECTURES, FUSED_TYPES
-from expert.planning.models.shapes import rotates_partly
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -275,7 +274,7 @@ class FusedForward:
         parts = self.parts if self._attention.training else self._evaluated
         shape = hidden_states.shape
         cos, sin = (
-            part.expand(*shape[:-1], -1).reshape(-1, parts.width) for part in position_embeddings
+            part.expand(*shape[:-1], -1).reshape(-1, part.shape[-1]) for part in position_embeddings
         )
         if not parts.rotates:
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
@@ -406,11 +405,7 @@ def fusion_obstacle(block: Any, adapter: str, *, to_answer: bool = False) -> str
     if kind not in FUSED_TYPES:
         slow = ARCHITECTURES[kind].slow_because if kind in ARCHITECTURES else ""
         return f"{name} has {slow}" if slow else f"{name} is not of {', '.join(FUSED_TYPES)}"
-    attention, mlp, width = block.self_attn, block.mlp, block.self_attn.head_dim
-    if width & (width - 1):
-        return f"heads of {width} are not a power of two"
-    if rotates_partly(attention.config.to_dict()):
-        return "RoPE rotates only a part of each head"
+    mlp = block.mlp
     function = type(getattr(mlp, "act_fn", None) or mlp.activation_fn).__name__
     usual = ("GELUTanh",) if ARCHITECTURES[kind].mlp == "gelu" else ("SiLU", "SiLUActivation")
     if function not in usual:

@@ -135,14 +135,15 @@ def rotate(
     in_place: bool = False,
 ) -> Tensor:
     """Rotary embedding of the queries and keys in the columns of `qkv`, normed first if there are
-    weights, as [rows, heads, width]; followed by the values if `finish` changes them."""
-    rows, width = cos.shape
-    count = sum(heads)
+    weights, as [rows, heads, width]; followed by the values if `finish` changes them. The columns
+    of a head that cos and sin do not reach stay as they are."""
+    rows, turns = cos.shape
+    count, width = sum(heads), qkv.shape[1] // (heads[0] + 2 * heads[1])
     values = heads[1] if finish.is_needed else 0
     rotated = qkv.new_empty(rows, count + values, width)
     if in_place:
         rotated = qkv[:, : count * width].view(rows, count, width)
-    if not uses_triton(qkv):
+    if not (uses_triton(qkv) and _rotates_whole(width, turns)):
         all_heads = finish.of(qkv).view(rows, -1, width)
         wide = all_heads[:, :count]
         if norms is not None:
@@ -152,7 +153,9 @@ def rotate(
             wide = made.to(qkv.dtype).to(wide.dtype)
         cos, sin = (part.to(wide.dtype)[:, None] for part in (cos, sin))
         rotated[:, count:] = all_heads[:, count : count + values]
-        rotated[:, :count] = wide * cos + _turned(wide) * sin
+        turned = wide[..., :turns] * cos + _turned(wide[..., :turns]) * sin
+        rotated[:, :count, turns:] = wide[..., turns:]
+        rotated[:, :count, :turns] = turned
         return rotated
     first, second = norms or (Norm(qkv, 0.0), Norm(qkv, 0.0))
     kernel(_rotate)[(rows,)](
@@ -177,14 +180,15 @@ def rotate_backward(
 ) -> None:
     """The gradient of the finished `qkv` into `out`, from those of queries, keys and values,
     [sequences, heads, length, width] with any strides."""
-    rows, width = cos.shape
-    count = sum(heads)
-    if not uses_triton(qkv):
+    rows, turns = cos.shape
+    count, width = sum(heads), qkv.shape[1] // (heads[0] + 2 * heads[1])
+    if not (uses_triton(qkv) and _rotates_whole(width, turns)):
         wide = wide_of(qkv)
         queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in gradients)
         after = torch.cat((queries, keys), dim=1).to(wide)
         cos, sin = (part.to(wide)[:, None] for part in (cos, sin))
-        before = after * cos - _turned(after * sin)
+        before = after[..., :turns] * cos - _turned(after[..., :turns] * sin)
+        before = torch.cat((before, after[..., turns:]), dim=-1)
         if norms is not None:
             x, every = finish.of(qkv).view(rows, -1, width)[:, :count], _of_heads(norms, heads)
             inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + every.epsilon)
@@ -311,6 +315,11 @@ def triton_failure(device: torch.device) -> str:
     if not triton_installed():
         return "Triton is not installed"
     return kernel_failure(norms_are_right, "a kernel gives wrong numbers")
+
+
+def _rotates_whole(width: int, turns: int) -> bool:
+    """Whether the kernels rotate such heads: whole ones, whose size is a power of two."""
+    return turns == width == power(width)
 
 
 def _turned(x: Tensor) -> Tensor:

@@ -260,7 +260,7 @@ def _cannot_fuse(draft: PlanDraft) -> str:
     able = draft.has_capability(AMPERE) or not draft.on_gpu
     if not able or draft["kernels.precision"] == "fp16":
         return "needs bf16"
-    if shape is None or not shape.fused or shape.head_dim & (shape.head_dim - 1):
+    if shape is None or not shape.fused:
         return f"made for the blocks of {', '.join(FUSED_TYPES)}"
     names = {name.rsplit(".", 1)[-1] for name in targets or ()}
     if targets != "all-linear" and not names & set(shape.linear_sizes):

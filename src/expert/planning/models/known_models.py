@@ -45,7 +45,6 @@ _EDITIONS = r"\d{4}|v\d+(\.\d+)*"
 _IGNORED = ("", _FORMATS, f"{_FORMATS}|{_VARIANTS}", f"{_FORMATS}|{_VARIANTS}|{_EDITIONS}")
 """What each step of find_known_model ignores between the hyphens of a name."""
 
-_ROTATES_PARTLY = {"microsoft/Phi-4-mini-instruct": {"partial_rotary_factor": 0.75}}
 _NICKNAMES = {"phi-3-mini": "phi-3-mini-4k-instruct"}
 
 
@@ -58,7 +57,6 @@ def _known(row: dict[str, str]) -> KnownModel:
     """A line of the table: the hub id, the parameters, and numbers as in a config.json."""
     hub_id, parameters, kind = (row.pop(key) for key in ("hub_id", "parameters", "model_type"))
     config = {"model_type": kind, **{name: int(size) for name, size in row.items()}}
-    config |= _ROTATES_PARTLY.get(hub_id, {})
     return KnownModel(hub_id, int(parameters), shape_from_config(config))
 
 

@@ -174,15 +174,8 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         after_norms=known.norms == "around",
         caps_scores=known.caps_scores and config.get("attn_logit_softcapping", True) is not None,
         merged=known.merged,
-        fused=kind in FUSED_TYPES and not rotates_partly(config),
+        fused=kind in FUSED_TYPES,
     )
-
-
-def rotates_partly(config: Mapping[str, Any]) -> bool:
-    """Whether RoPE leaves a part of each head as it is."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    held = [config, *(each for each in (rope, *rope.values()) if isinstance(each, Mapping))]
-    return any(each.get("partial_rotary_factor", 1.0) != 1.0 for each in held)
 
 
 def _sizes(config: Mapping[str, Any], kind: str) -> dict[str, int]:
