@@ -65,6 +65,12 @@ def family_config(family: str, **changes: Any) -> Any:
     if family in ("phi3", "ministral3"):
         kind = {"phi3": "Phi3Config", "ministral3": "Ministral3Config"}[family]
         return getattr(transformers, kind)(**{**_SIZES, "head_dim": 16, **changes})
+    if family == "glm4":
+        own = {"head_dim": 16, "attention_bias": True, "partial_rotary_factor": 0.5}
+        return transformers.Glm4Config(**{**_SIZES, **own, **changes})
+    if family in ("olmo2", "olmo3"):
+        kind = {"olmo2": "Olmo2Config", "olmo3": "Olmo3Config"}[family]
+        return getattr(transformers, kind)(**{**_SIZES, **changes})
     if family in ("granite", "cohere", "phi"):
         return getattr(transformers, f"{family.title()}Config")(**{**_SIZES, **changes})
     return transformers.Qwen3Config(

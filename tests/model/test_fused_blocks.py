@@ -110,6 +110,7 @@ TARGETS = [
         ("phi3", {"partial_rotary_factor": 0.5}, {"kind": "dora"}),
         ("phi3", {"partial_rotary_factor": 0.75, "head_dim": 24}, {}),
         ("qwen3", {"head_dim": 24}, {}),
+        ("olmo3", {"sliding_window": 8}, {"kind": "dora"}),
         ("ministral3", {"rope_parameters": GROWING}, {}),
         ("gemma3_text", {}, {"target_modules": ["q_proj", "gate_proj"]}),
         ("phi3", {"sliding_window": 8}, {"target_modules": ["qkv_proj", "down_proj"]}),
@@ -134,6 +135,7 @@ def test_every_architecture_that_is_fused_was_compared():
     assert set(FUSED_TYPES) == {
         *("llama", "mistral", "ministral3", "qwen2", "qwen3"),
         *("smollm3", "phi3", "gemma", "gemma2", "gemma3_text", "granite"),
+        *("glm4", "olmo2", "olmo3"),
     }
 
 
@@ -353,6 +355,8 @@ def a_copy(parts: BlockParts, dtype: torch.dtype) -> BlockParts:
         first, second = matrix[outputs:, :inputs], matrix[:outputs, inputs:]
         return replace(product, matrix=matrix, first=first, second=second)
 
+    assert parts.first_norm is not None
+    assert parts.second_norm is not None
     return replace(
         parts,
         qkv=of(parts.qkv),

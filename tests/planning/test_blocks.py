@@ -25,7 +25,7 @@ def test_blocks_of_known_families_are_fused_and_not_compiled(model):
     [
         ({"adapter_type": "ia3"}, "Qwen3-0.6B", "rtx-4090", "made for lora"),
         ({"bf16": False, "fp16": True}, "Qwen3-0.6B", "rtx-4090", "bf16"),
-        ({}, "allenai/OLMo-2-0425-1B", "rtx-4090", "llama, mistral"),
+        ({}, "microsoft/phi-2", "rtx-4090", "llama, mistral"),
         ({}, "Qwen3-0.6B", "rtx-2080-ti", "bf16"),
         ({"torch_compile": True}, "Qwen3-0.6B", "rtx-4090", "torch_compile"),
     ],

@@ -39,8 +39,9 @@ class BlockParts:
     out: Product
     gate_up: Product
     down: Product
-    first_norm: Norm
-    second_norm: Norm
+    first_norm: Norm | None
+    second_norm: Norm | None
+    """Of what attention and MLP read."""
     after_norms: tuple[Norm, Norm] | None
     """Of what attention and MLP add to the residual."""
     head_norms: tuple[Norm, Norm] | None
@@ -50,6 +51,8 @@ class BlockParts:
     """The activation of the gate; else SiLU."""
     rotates: bool
     """Whether queries and keys know their positions."""
+    pairs: bool
+    """Neighbouring columns rotate together."""
     heads: tuple[int, int]
     """Of queries, of keys."""
     width: int
@@ -81,13 +84,13 @@ class QueriesKeysValues(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.qkv
         both = product.input_buffer(rows)
-        inverse = norm(rows, parts.first_norm, both[:, : product.inputs])
+        inverse = _normed(rows, parts.first_norm, both[:, : product.inputs])
         projected, kept = product.forward(both, seeds)
         finish = product.finish(kept)
         # Without head norms, scale and bias, nothing reads q/k/v before the rotation again.
         in_place = parts.head_norms is None and not finish.is_needed
         head_args = (parts.head_norms, parts.heads, finish)
-        turned = rotate(projected, cos, sin, *head_args, in_place=in_place)
+        turned = rotate(projected, cos, sin, *head_args, pairs=parts.pairs, in_place=in_place)
         ctx.save_for_backward(rows, inverse, projected, cos, sin, *kept)
         ctx.parts, ctx.shape = parts, hidden.shape
         queries, keys = parts.heads
@@ -108,17 +111,17 @@ class QueriesKeysValues(torch.autograd.Function):
         of_queries, of_keys, of_values, residual = gradients
         rotate_backward(
             (of_queries, of_keys, of_values), projected, cos, sin, parts.head_norms, parts.heads,
-            of_projected, product.finish(kept),
+            of_projected, product.finish(kept), pairs=parts.pairs,
         )  # fmt: skip
         x = torch.empty_like(rows)
-        norm(rows, parts.first_norm, x)
+        _normed(rows, parts.first_norm, x)
         back = product.gradients(of_projected, projected, kept, wide=True)
         of_hidden = None
         if ctx.needs_input_grad[0]:
             room = with_spare_columns(
                 rows, parts.down.ranks
             )  # the previous block's backward uses it
-            norm_backward(back.of_input(), rows, parts.first_norm, inverse, _flat(residual), room)
+            _normed_back(back.of_input(), rows, parts.first_norm, inverse, _flat(residual), room)
             of_hidden = _shaped(room, ctx.shape)
         return of_hidden, None, None, None, None, *back.of_trained(x)
 
@@ -186,7 +189,7 @@ class GatedMlp(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor] | Tensor:
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.gate_up
         both = product.input_buffer(rows)
-        inverse = norm(rows, parts.second_norm, both[:, : product.inputs])
+        inverse = _normed(rows, parts.second_norm, both[:, : product.inputs])
         gate_up, kept = product.forward(both, seeds[0])
         gated = parts.down.input_buffer(rows)
         finish, adds = product.finish(kept), parts.after_norms is None
@@ -210,13 +213,29 @@ class GatedMlp(torch.autograd.Function):
         of_gate_up = swiglu_backward(gate_up, gated, finish, rest, gelu=parts.gelu)
         trained_down = down.of_trained(gated)
         x = torch.empty_like(rows)
-        norm(rows, parts.second_norm, x)
+        _normed(rows, parts.second_norm, x)
         back = parts.gate_up.gradients(of_gate_up, gate_up, kept, wide=True)
         room = with_spare_columns(rows, parts.out.ranks)
         residual = _flat(gradients[-1])
-        norm_backward(back.of_input(), rows, parts.second_norm, inverse, residual, room)
+        _normed_back(back.of_input(), rows, parts.second_norm, inverse, residual, room)
         of_hidden = _shaped(room, gradients[-1].shape)
         return of_hidden, None, None, *back.of_trained(x), *trained_down
+
+
+def _normed(rows: Tensor, by: Norm | None, out: Tensor) -> Tensor:
+    if by is not None:
+        return norm(rows, by, out)
+    out.copy_(rows)
+    return rows.new_empty(0)
+
+
+def _normed_back(
+    gradient: Tensor, rows: Tensor, by: Norm | None, inverse: Tensor, added: Tensor, out: Tensor
+) -> None:
+    if by is not None:
+        norm_backward(gradient, rows, by, inverse, added, out)
+    else:
+        out.copy_(gradient + added)
 
 
 def _shaped(matrix: Tensor, shape: torch.Size) -> Tensor:
@@ -353,7 +372,7 @@ def parts_of(block: Any, adapter: str) -> BlockParts:
     """Pack the block's weights; its parameters become views of the packed matrices."""
     attention, known = block.self_attn, ARCHITECTURES[kind_of(block)]
     qkv, out, gate_up, down = products_of(block)
-    width, like = attention.head_dim, block.input_layernorm.weight
+    width, like = attention.head_dim, block.post_attention_layernorm.weight
     queries = base_of(out[0]).in_features // width
     keys = (sum(base_of(layer).out_features for layer in qkv) // width - queries) // 2
 
@@ -361,23 +380,33 @@ def parts_of(block: Any, adapter: str) -> BlockParts:
         epsilon = getattr(module, "variance_epsilon", None) or module.eps
         return Norm(module.weight, epsilon, known.norm == "rms 1+w")
 
-    after, second = None, block.post_attention_layernorm
-    if known.norms == "around":
-        after = norm_of(second), norm_of(block.post_feedforward_layernorm)
-        second = block.pre_feedforward_layernorm
+    reads = ("input_layernorm", "post_attention_layernorm")
+    adds = ("post_attention_layernorm", "post_feedforward_layernorm")
+    if hasattr(block, "post_self_attn_layernorm"):  # GLM 4
+        adds = ("post_self_attn_layernorm", "post_mlp_layernorm")
+    elif known.norms == "around":
+        reads = ("input_layernorm", "pre_feedforward_layernorm")
+    first, second = (
+        None if known.norms == "after" else norm_of(getattr(block, name)) for name in reads
+    )
+    after = None if known.norms == "before" else tuple(norm_of(getattr(block, n)) for n in adds)
     head_norms = (attention.q_norm, attention.k_norm) if known.head_norms else ()
     return BlockParts(
         qkv=pack(qkv, adapter, like),
         out=pack(out, adapter, like),
         gate_up=pack(gate_up, adapter, like, for_swiglu=True),
         down=pack(down, adapter, like),
-        first_norm=norm_of(block.input_layernorm),
-        second_norm=norm_of(second),
-        after_norms=after,
-        head_norms=tuple(norm_of(each) for each in head_norms) or None,  # type: ignore[arg-type]
+        first_norm=first,
+        second_norm=second,
+        after_norms=after,  # type: ignore[arg-type]
+        head_norms=tuple(  # type: ignore[arg-type]
+            norm_of(each)._replace(across=known.head_norms == "width") for each in head_norms
+        )
+        or None,
         factor=getattr(block, "residual_multiplier", 1.0),
         gelu=known.mlp == "gelu",
         rotates=getattr(attention, "use_rope", True),
+        pairs=known.rotation == "pairs",
         heads=(queries, keys),
         width=width,
     )
@@ -414,7 +443,7 @@ def fusion_obstacle(block: Any, adapter: str, *, to_answer: bool = False) -> str
     adapted = [layer for layer in layers if has_adapter(layer, adapter)]
     if not adapted and not to_answer:
         return "no linear layer of the block has an adapter"
-    like = block.input_layernorm.weight.dtype
+    like = block.post_attention_layernorm.weight.dtype
     for layer in layers if to_answer else ():
         base = base_of(layer)
         if type(base) is not nn.Linear or base.weight.dtype != like:
@@ -442,12 +471,11 @@ def layers_of(block: Any) -> list[Any]:
 
 def products_of(block: Any) -> tuple[tuple[Any, ...], ...]:
     """The layers of q/k/v, of the output, of gate and up, and of down."""
-    attention, mlp = block.self_attn, block.mlp
-    down = (mlp.down_proj,)
-    if ARCHITECTURES[kind_of(block)].merged:
-        return (attention.qkv_proj,), (attention.o_proj,), (mlp.gate_up_proj,), down
-    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-    return qkv, (attention.o_proj,), (mlp.gate_proj, mlp.up_proj), down
+    attention, mlp, merged = block.self_attn, block.mlp, ARCHITECTURES[kind_of(block)].merged
+    names = ("qkv_proj",) if merged == "all" else ("q_proj", "k_proj", "v_proj")
+    qkv = tuple(getattr(attention, name) for name in names)
+    gate_up = (mlp.gate_up_proj,) if merged else (mlp.gate_proj, mlp.up_proj)
+    return qkv, (attention.o_proj,), gate_up, (mlp.down_proj,)
 
 
 def _layer_obstacle(layer: Any, adapter: str) -> str:

@@ -70,6 +70,8 @@ class Norm(NamedTuple):
     epsilon: float
     plus_one: bool = False
     """Multiplies by 1 + weight."""
+    across: bool = False
+    """Of all heads together, with a weight for each element of them."""
 
     def of_unit(self, unit: Tensor, dtype: torch.dtype) -> Tensor:
         """The result for values that are divided by their RMS, in their precision."""
@@ -132,28 +134,30 @@ def rotate(
     heads: tuple[int, int],
     finish: Epilogue = PLAIN,
     *,
+    pairs: bool = False,
     in_place: bool = False,
 ) -> Tensor:
     """Rotary embedding of the queries and keys in the columns of `qkv`, normed first if there are
     weights, as [rows, heads, width]; followed by the values if `finish` changes them. The columns
-    of a head that cos and sin do not reach stay as they are."""
+    of a head that cos and sin do not reach stay as they are. `pairs`: neighbouring columns rotate
+    together, not the two halves."""
     rows, turns = cos.shape
     count, width = sum(heads), qkv.shape[1] // (heads[0] + 2 * heads[1])
     values = heads[1] if finish.is_needed else 0
     rotated = qkv.new_empty(rows, count + values, width)
     if in_place:
         rotated = qkv[:, : count * width].view(rows, count, width)
-    if not (uses_triton(qkv) and _rotates_whole(width, turns)):
+    if not (uses_triton(qkv) and _kernels_rotate(width, turns, norms, pairs)):
         all_heads = finish.of(qkv).view(rows, -1, width)
         wide = all_heads[:, :count]
         if norms is not None:
             every = _of_heads(norms, heads)
-            inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + every.epsilon)
+            inverse = torch.rsqrt(_means(wide.square(), every, heads) + every.epsilon)
             made = every.of_unit(wide * inverse, qkv.dtype)
             wide = made.to(qkv.dtype).to(wide.dtype)
-        cos, sin = (part.to(wide.dtype)[:, None] for part in (cos, sin))
+        cos, sin = (_of_columns(part.to(wide.dtype), pairs) for part in (cos, sin))
         rotated[:, count:] = all_heads[:, count : count + values]
-        turned = wide[..., :turns] * cos + _turned(wide[..., :turns]) * sin
+        turned = wide[..., :turns] * cos + _turned(wide[..., :turns], pairs) * sin
         rotated[:, :count, turns:] = wide[..., turns:]
         rotated[:, :count, :turns] = turned
         return rotated
@@ -177,23 +181,25 @@ def rotate_backward(
     heads: tuple[int, int],
     out: Tensor,
     finish: Epilogue = PLAIN,
+    *,
+    pairs: bool = False,
 ) -> None:
     """The gradient of the finished `qkv` into `out`, from those of queries, keys and values,
     [sequences, heads, length, width] with any strides."""
     rows, turns = cos.shape
     count, width = sum(heads), qkv.shape[1] // (heads[0] + 2 * heads[1])
-    if not (uses_triton(qkv) and _rotates_whole(width, turns)):
+    if not (uses_triton(qkv) and _kernels_rotate(width, turns, norms, pairs)):
         wide = wide_of(qkv)
         queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in gradients)
         after = torch.cat((queries, keys), dim=1).to(wide)
-        cos, sin = (part.to(wide)[:, None] for part in (cos, sin))
-        before = after[..., :turns] * cos - _turned(after[..., :turns] * sin)
+        cos, sin = (_of_columns(part.to(wide), pairs) for part in (cos, sin))
+        before = after[..., :turns] * cos - _turned(after[..., :turns] * sin, pairs)
         before = torch.cat((before, after[..., turns:]), dim=-1)
         if norms is not None:
             x, every = finish.of(qkv).view(rows, -1, width)[:, :count], _of_heads(norms, heads)
-            inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + every.epsilon)
+            inverse = torch.rsqrt(_means(x.square(), every, heads) + every.epsilon)
             above, unit = before * every.factor, x * inverse
-            before = (above - unit * (above * unit).mean(-1, keepdim=True)) * inverse
+            before = (above - unit * _means(above * unit, every, heads)) * inverse
         out[:, : count * width] = before.reshape(rows, -1).to(out.dtype)
         out[:, count * width :] = values.reshape(rows, -1)
         return
@@ -317,12 +323,31 @@ def triton_failure(device: torch.device) -> str:
     return kernel_failure(norms_are_right, "a kernel gives wrong numbers")
 
 
-def _rotates_whole(width: int, turns: int) -> bool:
-    """Whether the kernels rotate such heads: whole ones, whose size is a power of two."""
-    return turns == width == power(width)
+def _kernels_rotate(width: int, turns: int, norms: tuple[Norm, Norm] | None, pairs: bool) -> bool:
+    """Whether the kernels do it: the two halves of whole heads, whose size is a power of two, each
+    with its own norm."""
+    return turns == width == power(width) and not pairs and not (norms and norms[0].across)
 
 
-def _turned(x: Tensor) -> Tensor:
+def _means(values: Tensor, by: Norm, heads: tuple[int, int]) -> Tensor:
+    """The mean of every head, or that of all queries and of all keys."""
+    means = values.mean(-1, keepdim=True)
+    if not by.across:
+        return means
+    parts = torch.split_with_sizes(means, list(heads), 1)
+    return torch.cat([part.mean(1, keepdim=True).expand_as(part) for part in parts], 1)
+
+
+def _of_columns(angles: Tensor, pairs: bool) -> Tensor:
+    """Of [rows, columns], for all heads."""
+    if pairs:
+        angles = angles[:, : angles.shape[1] // 2].repeat_interleave(2, dim=1)
+    return angles[:, None]
+
+
+def _turned(x: Tensor, pairs: bool) -> Tensor:
+    if pairs:
+        return torch.stack((-x[..., 1::2], x[..., 0::2]), dim=-1).flatten(-2)
     half = x.shape[-1] // 2
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
@@ -330,7 +355,8 @@ def _turned(x: Tensor) -> Tensor:
 def _of_heads(norms: tuple[Norm, Norm], heads: tuple[int, int]) -> Norm:
     """The norms of all heads as one, with weights of [heads, width]."""
     pairs = zip(norms, heads, strict=True)
-    return norms[0]._replace(weight=torch.cat([by.weight.expand(n, -1) for by, n in pairs]))
+    weights = [by.weight.view(n, -1) if by.across else by.weight.expand(n, -1) for by, n in pairs]
+    return norms[0]._replace(weight=torch.cat(weights))
 
 
 def _warps(block: int) -> int:

@@ -312,9 +312,8 @@ def workspace_bytes(work: Workload) -> int:
         # In fused blocks those with the same input are unpacked together.
         together: Iterable[tuple[str, ...]] = ((name,) for name in weights)
         if work.is_fused:
-            one = (("qkv_proj",), ("gate_up_proj",)) if s.merged else ()
-            together = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), *one)
-            together = (*together, ("down_proj",))
+            together = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+            together = (*together, ("qkv_proj",), ("gate_up_proj",), ("down_proj",))
         unpacked = width * max(sum(weights.get(name, 0) for name in names) for names in together)
     if work.adapter == "dora":
         # The norm of W + BA is computed over the whole product, in float32.

@@ -37,8 +37,8 @@ class Architecture:
     read the same normed values."""
     mlp: Literal["silu", "gelu", "plain"] = "silu"
     """gate/up/down with this activation of the gate; plain: two matrices."""
-    merged: bool = False
-    """q, k and v are one layer, and so are gate and up."""
+    merged: Literal["", "mlp", "all"] = ""
+    """gate and up are one layer; or q, k and v, too."""
     head_norms: Literal["", "head", "width"] = ""
     """RMSNorm of queries and keys: with a head's weights for all heads, or weights for each."""
     bias: Literal["", "qkv", "all"] = ""
@@ -67,11 +67,8 @@ class Architecture:
         """Why fused blocks do not compute it; "": they do."""
         reasons = {
             "LayerNorm": self.norm == "layer",
-            "norms after attention and MLP alone": self.norms == "after",
             "attention and MLP side by side": self.norms == "shared",
             "an MLP without a gate": self.mlp == "plain",
-            "norms over all heads": self.head_norms == "width",
-            "RoPE of neighbouring columns": self.rotation == "pairs",
         }
         return ", ".join(text for text, applies in reasons.items() if applies)
 
@@ -99,7 +96,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": Architecture(bias="qkv", gguf=Gguf(arch="QWEN2")),
     "qwen3": Architecture(head_norms="head", gguf=Gguf(arch="QWEN3")),
     "smollm3": Architecture(),
-    "phi3": Architecture(merged=True, window_everywhere=True, gguf=Gguf(arch="PHI3")),
+    "phi3": Architecture(merged="all", window_everywhere=True, gguf=Gguf(arch="PHI3")),
     "gemma": _gemma(gguf=Gguf(arch="GEMMA", tied=True)),
     "gemma2": _gemma(
         norms="around",
@@ -108,7 +105,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gemma3_text": _GEMMA_3,
     "granite": Architecture(),
-    "glm4": Architecture(norms="around", rotation="pairs"),
+    "glm4": Architecture(norms="around", rotation="pairs", merged="mlp"),
     "olmo2": Architecture(norms="after", head_norms="width"),
     "olmo3": Architecture(norms="after", head_norms="width"),
     "stablelm": Architecture(norm="layer"),
@@ -148,10 +145,10 @@ def model_rows() -> list[tuple[str, str, str, str]]:
         ("others of transformers", "transformers' blocks", "not looked at", "–"),
         ("mixtures of experts", "transformers' blocks", "their memory is not known", "–"),
         (
-            f"{', '.join(TEXT_PARTS)} in a model of images",
+            "models of images",
             "as alone",
-            "its language model is trained alone",
-            "as alone",
+            f"the language model is taken out of them: {', '.join(TEXT_PARTS)}",
+            "–",
         ),
-        ("other models of images or sound", "refused", "only text is trained", "–"),
+        ("others, and of sound", "refused", "only text is trained", "–"),
     ]

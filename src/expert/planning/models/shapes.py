@@ -45,8 +45,8 @@ class ModelShape:
     """What attention and MLP add to the residual is normed first, and kept for the backward."""
     caps_scores: bool = False
     """Attention scores are capped, which few kernels do."""
-    merged: bool = False
-    """q, k and v are one layer, and so are gate and up."""
+    merged: str = ""
+    """gate and up are one layer ("mlp"), or q, k and v, too ("all")."""
     fused: bool = True
     """Fused blocks compute it."""
 
@@ -61,13 +61,6 @@ class ModelShape:
     @cached_property
     def linear_sizes(self) -> Mapping[str, tuple[int, int]]:
         """(in, out) of every linear layer of one block, by its Llama-like name."""
-        if self.merged:
-            return {
-                "qkv_proj": (self.hidden, self.q_width + 2 * self.kv_width),
-                "o_proj": (self.q_width, self.hidden),
-                "gate_up_proj": (self.hidden, 2 * self.ffn),
-                "down_proj": (self.ffn, self.hidden),
-            }
         sizes = {
             "q_proj": (self.hidden, self.q_width),
             "k_proj": (self.hidden, self.kv_width),
@@ -78,6 +71,13 @@ class ModelShape:
         }
         if self.gated_mlp:
             sizes["gate_proj"] = (self.hidden, self.ffn)
+        together: dict[str, tuple[str, ...]] = {}
+        if self.merged:
+            together["gate_up_proj"] = ("gate_proj", "up_proj")
+        if self.merged == "all":
+            together["qkv_proj"] = ("q_proj", "k_proj", "v_proj")
+        for name, parts in together.items():
+            sizes[name] = self.hidden, sum(sizes.pop(part)[1] for part in parts)
         return sizes
 
     @cached_property
@@ -171,7 +171,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         # OPT's position table starts two rows in.
         learned_positions=(context + 2 * (kind == "opt")) * known.learned_positions,
         head_bias=known.head_bias,
-        after_norms=known.norms == "around",
+        after_norms=known.norms in ("around", "after"),
         caps_scores=known.caps_scores and config.get("attn_logit_softcapping", True) is not None,
         merged=known.merged,
         fused=kind in FUSED_TYPES,
