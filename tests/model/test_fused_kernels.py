@@ -23,6 +23,7 @@ from expert.model.fused import (
     launching,
     magnitudes,
     packing,
+    rotation,
     swiglu_with_adapter,
 )
 from expert.model.fused.kernels import Epilogue
@@ -69,7 +70,7 @@ def both_ways(
 
     found = run(*copies())
     with monkeypatch.context() as patch:
-        for module in (kernels, dropout, float8, magnitudes, packing):
+        for module in (kernels, rotation, dropout, float8, magnitudes, packing):
             patch.setattr(module, "uses_triton", lambda tensor: False)
         right = run(*copies())
     for one, other in zip(found, right, strict=True):
@@ -252,9 +253,9 @@ def rotations(
         found = []
         for finish in (kernels.PLAIN, finish_of(qkv.shape[1], dtype, device)):
             out = torch.zeros_like(qkv)
-            found += [kernels.rotate(qkv, cos, sin, by, HEADS, finish), out]
+            found += [rotation.rotate(qkv, cos, sin, by, HEADS, finish), out]
             given = (qkv, cos, sin, by, HEADS, out, finish)
-            kernels.rotate_backward((more[2], more[3], more[4]), *given)
+            rotation.rotate_backward((more[2], more[3], more[4]), *given)
         return found
 
     both_ways(run, [qkv, cos, sin, *weights, *gradients], device, monkeypatch)

@@ -22,13 +22,12 @@ from expert.model.fused.kernels import (
     Norm,
     norm,
     norm_backward,
-    rotate,
-    rotate_backward,
     swiglu,
     swiglu_backward,
 )
 from expert.model.fused.packing import base_of, has_adapter, is_quantised, pack
 from expert.model.fused.product import Product, SavedForBackward, with_spare_columns
+from expert.model.fused.rotation import rotate, rotate_backward
 from expert.model.lora.dora import fast_dora_class
 from expert.planning.models.architectures import ARCHITECTURES, FUSED_TYPES
 
