@@ -533,6 +533,24 @@ def test_what_a_round_sets_itself_cannot_be_set(tmp_path, setting, name):
         improve(unsure(), output=tmp_path, overrides=(setting,), **HOW)
 
 
+def test_pairs_can_be_made_of_a_run_that_was_trained_on_preferred_answers(tmp_path):
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    preferred = write_expert(
+        tmp_path,
+        base_model(2),
+        {"max_steps": 2},
+        rows=ROWS,
+        dataset={"preference_rows": "preferred", "test_path": "test.jsonl"},
+        capabilities=["format:json"],
+    )
+    rows_file(tmp_path, TESTS, "test.jsonl")
+    how = {**HOW, "method": "dpo", "min_accuracy": 1.0, "output": tmp_path / "out"}
+    with pytest.raises(KeyboardInterrupt):
+        improve(run(preferred).folder, **how, train=stop)
+
+
 def test_a_wrong_setting_is_refused_before_anything_is_asked(tmp_path):
     with pytest.raises(ExpertError, match="learning_rate"):
         improve(unsure(), output=tmp_path, overrides=("learning_rate=fast",), **HOW)

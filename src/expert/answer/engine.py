@@ -34,6 +34,7 @@ def answer_row(
     special: bool = False,
     stop: Sequence[str] = (),
     logprobs: int | None = None,
+    ids: Sequence[int] | None = None,
     tell: Tell | None = None,
     end: Callable[[str], None] = lambda failed: None,
 ) -> AnswerRow:
@@ -42,10 +43,11 @@ def answer_row(
 
     `number`: random numbers depend on it and the seed. `plain`: the text has no turns. `special`:
     special tokens are part of the answer, which may be a call of a tool: it has no grammar then,
-    nor has a plain text. `stop`: further texts that end it.
+    nor has a plain text. `stop`: further texts that end it. `ids`: of the text, if they are known.
     """
     encoder, template = answer_model.trained.encoder, answer_model.trained.template
-    ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
+    if ids is None:
+        ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
     room = answer_model.context - answer_model.soft_tokens - len(ids)
     if not ids:
         raise PromptTooLong("an empty text cannot be continued  (write a word)")

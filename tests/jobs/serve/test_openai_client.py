@@ -22,7 +22,7 @@ from expert.jobs.serve.requests import ChatRequest
 from expert.jobs.serve.serve import serving
 from tests.core.test_publish import in_hub_cache
 from tests.each import each
-from tests.jobs.runs import WORDS, base_model
+from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.serve.served import Served, served
 from tests.jobs.test_validated_calls import TOOLS, WRITTEN, calling
 from tests.jobs.trained_runs import exported, finished, finished_characters
@@ -496,10 +496,12 @@ def test_answers_vote_by_what_a_query_returns_while_somebody_waits(monkeypatch):
         assert "takes longer" in voting.notes.pop()
 
 
-def test_an_export_votes_as_its_run_does():
-    (run,) = load_models([str(finished("lora"))], device="cpu")
-    (export,) = load_models([str(exported("lora").folder)], device="cpu")
-    assert export.domain == run.domain
+def test_an_export_votes_as_its_run_does(tmp_path):
+    manifest = write_expert(tmp_path, "tiny", {"max_steps": 1}, capabilities=["format:json"])
+    trained = run(manifest).folder
+    done = export(trained, tmp_path / "out", device="cpu")
+    found = [load_models([str(each)], device="cpu")[0] for each in (trained, done.folder)]
+    assert [each.domain for each in found] == ["json", "json"]
 
 
 def test_a_queue_that_holds_no_whole_vote_is_refused():

@@ -28,7 +28,6 @@ from expert.jobs.sample.sample import prompt_text
 from expert.jobs.validate.saved_verdict import SavedVerdict
 from expert.manifest.schema.kinds import IN_FLOAT32, is_jinja
 from expert.manifest.schema.manifest import CHAR_GPT
-from expert.model.base_folder import inside_of
 from expert.planning.plan import folder_name
 from expert.planning.run_plan import RunPlan
 from expert.run.stored.load import Trained
@@ -87,8 +86,10 @@ def model_card(
     manifest: Mapping[str, Any] | None = None,
     verdict: SavedVerdict | None = None,
     prompt: PromptFormat | None = None,
+    of_images: bool = False,
 ) -> str:
-    """The card as Markdown, with the YAML header that model hubs read."""
+    """The card as Markdown, with the YAML header that model hubs read. `of_images`: the adapter
+    fits a whole model, which also reads images."""
     import jinja2
 
     base = portable_base(plan.model)
@@ -105,8 +106,6 @@ def model_card(
         data = PurePath(data).name
     # The dtype in which it is used.
     dtype = plan.kernels.precision if is_adapter else done.dtype
-    # The adapter fits the whole model, which also reads images.
-    whole = is_adapter and bool(inside_of(Path(plan.model.location)))
     used = done.gguf and ("F32" if done.gguf == "lora" else done.gguf)
     # Soft prompts alone are the adapter of their export.
     prompts = [each["name"] for each in plan.adapter.soft_prompts]
@@ -147,7 +146,7 @@ def model_card(
         is_char_model=is_char_model,
         characters=is_char_model or prompt is None,
         is_adapter=is_adapter,
-        model_class="AutoModelForImageTextToText" if whole else "AutoModelForCausalLM",
+        model_class="AutoModelForImageTextToText" if of_images else "AutoModelForCausalLM",
         has_adapter=is_adapter and plan.adapter.type != "none",
         keeps_dtype=keeps_adapter_dtype(plan),
         prompt_files=[f"{folder}/adapter_model.safetensors" for folder in folders],

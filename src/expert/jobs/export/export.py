@@ -279,6 +279,7 @@ def _described(source: ExportRequest, expected: Expected, written: Written, into
         manifest=read_object_or_empty(folder.manifest),
         verdict=verdict,
         prompt=expected.prompt_format,
+        of_images=source.kind == "adapter" and bool(inside_of(model_folder(plan.model))),
     )
     (into / "README.md").write_text(card, encoding="utf-8")
     _write_record(source, done, into, verdict)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -319,7 +320,7 @@ def improve(
             "several answers to each prompt, drawn as the weights have it: top_p 1, temperature 1"
         )
         raise ExpertError(f"--method {method}: needs {what}  (leave them out)")
-    _refuse_overrides(folder, method, overrides)
+    _refuse_overrides(start, method, overrides)
     given = {key: value for key, value in requirements.items() if value is not None}
     tell("reading the rows", 0, 0)
     test = find_test_set(start, named=test_set)
@@ -415,12 +416,22 @@ def _refuse_unfit(start: Run, method: Method) -> None:
         raise ExpertError(f"{start.folder.path}: {fault}")
 
 
-def _refuse_overrides(folder: RunFolder, method: Method, overrides: Sequence[str]) -> None:
-    """Refuse wrong ones, and those of keys that a round sets itself, before anything is asked."""
-    own = () if method == "rft" else (f"method={method}",)
+def _refuse_overrides(start: Run, method: Method, overrides: Sequence[str]) -> None:
+    """Refuse wrong ones, and those of keys that a round sets itself, before anything is asked: with
+    a manifest as the rounds will have."""
+    content = manifest_of_round(
+        manifest_of_run(start.folder),
+        start.plan,
+        start.place or start.folder.path,
+        dataset={"path": "rows.jsonl"},
+        config={} if method == "rft" else {"method": method},
+    )
 
     def set_by_rounds(overrides: Sequence[str]) -> dict[str, Any]:
-        manifest = read_manifest(folder.manifest, overrides=overrides).manifest
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "manifest.json")
+            file.write_text(json.dumps(content), encoding="utf-8")
+            manifest = read_manifest(file, overrides=overrides).manifest
         training, config = manifest.training, manifest.training.config
         return {
             "training.dataset": training.dataset,
@@ -430,7 +441,7 @@ def _refuse_overrides(folder: RunFolder, method: Method, overrides: Sequence[str
             "base_models[].name": [each.name for each in manifest.base_models],
         }
 
-    before, after = set_by_rounds(own), set_by_rounds((*own, *overrides))
+    before, after = set_by_rounds(()), set_by_rounds(overrides)
     changed = [key for key in before if before[key] != after[key]]
     if changed:
         raise ExpertError(f"--set: a round sets {', '.join(changed)} itself  (leave it out)")

@@ -72,10 +72,10 @@ class Sampler:
 
     def answers(self, prompts: Sequence[Prompt], *, seed: int) -> list[AnswerRow]:
         """So many answers to each prompt, in order."""
-        texts = [prompt.text for prompt in prompts for _ in range(self._count)]
+        asked = [prompt for prompt in prompts for _ in range(self._count)]
         rows = [
-            answer_row(self._model, text, self._how, seed=seed, number=number)
-            for number, text in enumerate(texts)
+            answer_row(self._model, each.text, self._how, seed=seed, number=number, ids=each.ids)
+            for number, each in enumerate(asked)
         ]
         with self._answering():
             self._work = self._work or Scheduler(self._model)
