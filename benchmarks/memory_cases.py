@@ -1,8 +1,15 @@
 """The cases of memory_peaks.py: which shapes, and which settings are told apart on them."""
 
+from functools import partial
 from typing import Any
 
-from transformers import LlamaConfig, Qwen3Config
+from transformers import (
+    Gemma3TextConfig,
+    LlamaConfig,
+    Phi3Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 ROW = 2048  # the longest document, and the width of a padded row
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -10,11 +17,20 @@ SIZES = (
     *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings"),
 )
+GEMMA_3_1B = (26, 1152, 6912, 4, 1, 256, 262144, True)
+GEMMA_3_4B = (34, 2560, 10240, 8, 4, 256, 262208, True)  # its language model
 SHAPES: dict[str, tuple[Any, ...]] = {
     "smollm2-135m": (LlamaConfig, 30, 576, 1536, 9, 3, 64, 49152, True),
     "qwen3-0.6b": (Qwen3Config, 28, 1024, 3072, 16, 8, 128, 151936, True),
     "llama-1b": (LlamaConfig, 16, 2048, 8192, 32, 8, 64, 128256, True),
     "llama-8b": (LlamaConfig, 32, 4096, 14336, 32, 8, 128, 128256, False),
+    "gemma-3-1b": (partial(Gemma3TextConfig, sliding_window=512), *GEMMA_3_1B),
+    "gemma-3-4b": (partial(Gemma3TextConfig, sliding_window=1024), *GEMMA_3_4B),
+    "phi-4-mini": (
+        partial(Phi3Config, partial_rotary_factor=0.75, sliding_window=None),
+        *(32, 3072, 8192, 24, 8, 128, 200064, True),
+    ),
+    "smollm3-3b": (SmolLM3Config, 36, 2048, 11008, 16, 4, 128, 128256, True),
 }
 TINY = dict(zip(SIZES, (2, 64, 128, 4, 2, 16, 512), strict=False))  # the rest is the shape's own
 

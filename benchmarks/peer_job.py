@@ -16,6 +16,7 @@ import torch
 from transformers import TrainerCallback
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LINEARS += ["qkv_proj", "gate_up_proj"]  # of Phi
 LENGTH = 2048
 
 

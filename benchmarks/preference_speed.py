@@ -33,6 +33,13 @@ CASES: dict[str, dict[str, Any]] = {
     "8b": {"shape": "llama-8b", "pairs": 16},
     "8b nf4 in 24GB": {"shape": "llama-8b", "pairs": 16, "base": "int4", "vram": "24GB"},
     "chat": {"shape": "qwen3-0.6b", "pairs": 2, "ratio": 1, "answer": 150},
+    "0.6b kto": {"shape": "qwen3-0.6b", "pairs": 32, "config": {"method": "kto"}},
+    "0.6b evaluated": {
+        "shape": "qwen3-0.6b",
+        "pairs": 16,
+        "held_out": 0.5,
+        "config": {"evaluation_strategy": "steps", "eval_steps": 8},
+    },
     **{
         f"{ratio}:1{alone}": {
             "shape": "qwen3-0.6b",
@@ -69,6 +76,13 @@ def pairs_of(case: dict[str, Any], data: Path) -> list[dict[str, str]]:
     ]
 
 
+def single_answers(pair: dict[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"prompt": pair["prompt"], "completion": pair[which], "label": which == "chosen"}
+        for which in ("chosen", "rejected")
+    ]
+
+
 def train_case(name: str, args: argparse.Namespace) -> None:
     """One case of ours, in this process."""
     import torch
@@ -78,10 +92,13 @@ def train_case(name: str, args: argparse.Namespace) -> None:
     from expert.jobs.train import train
 
     case, folder = CASES[name], Path(tempfile.mkdtemp(prefix="preferences-"))
+    pairs: list[dict[str, Any]] = list(pairs_of(case, args.data))
+    if case.get("config", {}).get("method") == "kto":
+        pairs = [answer for pair in pairs for answer in single_answers(pair)]
     if case.get("alone"):
         encoder.shared_tokens = lambda answers: 0
     (folder / "pairs.jsonl").write_text(
-        "".join(json.dumps(pair) + "\n" for pair in pairs_of(case, args.data)), encoding="utf-8"
+        "".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8"
     )
     write_model(case["shape"], args.models / case["shape"], args.data / "tok")
     manifest = {
@@ -92,7 +109,7 @@ def train_case(name: str, args: argparse.Namespace) -> None:
             "prompt_template": "chatml",
         },
         "training": {
-            "dataset": {"path": "pairs.jsonl", "validation_split": 0},
+            "dataset": {"path": "pairs.jsonl", "validation_split": case.get("held_out", 0)},
             "config": {
                 "method": "dpo",
                 "batch_size": case["pairs"],
@@ -104,6 +121,7 @@ def train_case(name: str, args: argparse.Namespace) -> None:
                 "logging_steps": 1,
                 "save_strategy": "no",
                 "trackers": [],
+                **case.get("config", {}),
                 **json.loads(args.settings),
             },
         },
@@ -130,6 +148,8 @@ def train_case(name: str, args: argparse.Namespace) -> None:
         "planned_bytes": plan["memory"]["peak_bytes"],
         "reference": [event for event in events if event["event"] == "reference"],
         "losses": [event["loss"] for event in steps],
+        "evaluations": [event for event in events if event["event"] == "eval"],
+        "margins": [event.get("rewards/margins") for event in steps],
         "batch": plan["batch"],
         "kernels": plan["kernels"],
         "data": {key: plan["data"][key] for key in ("flat", "trim", "sequence_length")},

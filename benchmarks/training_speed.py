@@ -117,6 +117,10 @@ CASES = [
     ),
 ]
 SIDE_CASES = [  # measured where they are named
+    Case("gemma 3 1b lora", "gemma-3-1b", 16, LORA, BEST),
+    Case("gemma 3 4b lora", "gemma-3-4b", 8, LORA, BEST),
+    Case("phi-4-mini lora", "phi-4-mini", 8, LORA, BEST),
+    Case("smollm3 3b lora", "smollm3-3b", 8, LORA, BEST),
     Case("tiny lora", "tiny", 2, LORA),
     # What a choice of ours gains or costs.
     Case("0.6b compiled", "qwen3-0.6b", 16, COMPILED),

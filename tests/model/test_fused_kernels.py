@@ -83,7 +83,12 @@ def both_ways(
 def test_kernels_on_a_card(dtype, monkeypatch):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA card")
-    all_kernels(dtype, "cuda", monkeypatch)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # a run before may have switched TF32 on
+    try:
+        all_kernels(dtype, "cuda", monkeypatch)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 # The interpreter warns of what becomes 1 / (1 + inf) = 0.
@@ -122,7 +127,9 @@ def row_scales(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch)
         return list(magnitudes.row_scales(own, weight, first, second, 0.7))
 
     given = [weight, first, second, vectors]
-    both_ways(run, given, device, monkeypatch, terms=inputs if dtype == torch.float32 else 1)
+    # Norms are rounded to the weights' type: in bfloat16 they may be one step apart.
+    one_step = {"codes": 2**-7} if dtype == torch.bfloat16 else {}
+    both_ways(run, given, device, monkeypatch, terms=inputs, **one_step)
 
 
 def float8_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,5 +138,9 @@ def test_a_run_without_rows_to_evaluate_needs_no_memory_for_it():
     assert saved == pytest.approx(1.05 * evaluated.memory.parts["evaluation"], rel=0.01)
     assert "evaluation" not in alone.memory.parts
     assert workload_of(alone).evaluated_tokens == 0  # as a run estimates again after a fallback
+    # As many sequences as the held-out rows fill; of a file, whose rows are not counted, a batch.
+    work = workload_of(evaluated)
+    assert 0 <= work.evaluated_tokens - 0.1 * 400_000 / 0.99 < 2 * work.evaluated_row_tokens
     data["training"]["dataset"]["test_path"] = "test.jsonl"
-    assert plan(data, "h200", survey=survey).memory.parts == evaluated.memory.parts
+    work = workload_of(plan(data, "h200", survey=survey))
+    assert work.evaluated_tokens == 64 * work.evaluated_row_tokens

@@ -14,7 +14,7 @@ from expert.planning.choose.fastest import (
     settle_graphs,
 )
 from expert.planning.choose.kernels import base_quantization
-from expert.planning.choose.sequences import evaluated_sequences
+from expert.planning.choose.sequences import evaluated_sequences, held_out_sequences
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.machine.cards import AMPERE
@@ -57,7 +57,7 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     largest = pass_limit(draft, places, LARGEST_EVAL_BATCH)
     rows = _settle_eval_batch(draft, replace(work, row_tokens=places), largest)
     if work.captured:
-        evaluated = rows if draft.evaluates else 0
+        evaluated = min(rows, held_out_sequences(draft) or rows) if draft.evaluates else 0
         work = replace(work, evaluated_rows=evaluated, evaluated_row_tokens=places)
     budget, peak = _settle_budget(draft), peak_bytes(draft, work)
     parts = dict(estimate_here(draft, work))

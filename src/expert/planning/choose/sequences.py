@@ -232,6 +232,19 @@ def evaluated_sequences(draft: PlanDraft) -> tuple[int, str] | None:
     return sequences, f"eval_batch_size {asked} is rows, {rows}"
 
 
+def held_out_sequences(draft: PlanDraft) -> int | None:
+    """How many sequences hold the rows that are evaluated; None if these are not a known share of
+    the training rows."""
+    data, known = draft.dataset, draft.survey
+    if draft.has_validation_file or data.tasks or data.test_path or not known.rows:
+        return None
+    rows, length = math.ceil(known.rows * data.validation_split), draft["data.max_seq_length"]
+    if not draft.packed:
+        return rows
+    mean = min(draft.mean_document(length) + draft.soft_tokens, length)
+    return math.ceil(rows * mean / (PACKED_FILL * length)) + 1
+
+
 def _settle_examples(draft: PlanDraft) -> int:
     config, kept = draft.config, draft.kept.examples_per_update
     times = config.gradient_accumulation_steps

@@ -151,7 +151,9 @@ def workload_of(plan: RunPlan) -> Workload | None:
     base = Workload(**{**stored, "shape": ModelShape(**stored["shape"]), **sets})
     kernels, quantization, micro = plan.kernels, plan.model.quantization, plan.batch.micro_batch
     sequences, parallel = plan.batch.sequences_per_update, plan.parallel
-    evaluated = 0 if base.evaluated_rows == 0 else plan.batch.eval_batch
+    evaluated = plan.batch.eval_batch
+    if base.evaluated_rows is not None:
+        evaluated = min(evaluated, base.evaluated_rows)
     return replace(
         base,
         rows=min(micro, parallel.share_of(sequences)) if sequences else micro,
