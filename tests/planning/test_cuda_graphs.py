@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from expert.planning.memory.memory import estimate
 from expert.planning.memory.workload import workload_of
-from expert.planning.survey import Survey
+from expert.planning.survey import PackedRows, Survey
 from tests.each import each
 from tests.planning.planning import GIB, long_run, plan
 from tests.planning.planning import own_blocks as manifest
@@ -141,6 +142,10 @@ def test_a_run_without_rows_to_evaluate_needs_no_memory_for_it():
     # As many sequences as the held-out rows fill; of a file, whose rows are not counted, a batch.
     work = workload_of(evaluated)
     assert 0 <= work.evaluated_tokens - 0.1 * 400_000 / 0.99 < 2 * work.evaluated_row_tokens
+    packed = PackedRows(3600, 176, 2048, 0.99, tokens=360_000, held_out=7)
+    counted = replace(survey, packed=packed)
+    del data["training"]["dataset"]["validation_split"]
+    assert workload_of(plan(data, "h200", survey=counted)).evaluated_rows == 7
     data["training"]["dataset"]["test_path"] = "test.jsonl"
     work = workload_of(plan(data, "h200", survey=survey))
     assert work.evaluated_tokens == 64 * work.evaluated_row_tokens

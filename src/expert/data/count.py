@@ -29,7 +29,7 @@ from expert.data.pipeline import (
     reader_for,
     row_remarks,
 )
-from expert.data.prepared import PreparedSplit
+from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.read.sources import Source, Sources, iterate
 from expert.data.records import BadRow, Row
 from expert.data.splits import all_tokens, prepare_splits
@@ -123,7 +123,7 @@ def _prepared(line: DataPipeline) -> Counts | None:
     except NoRowsLeft as error:
         return Counts(survey, remarks=(Remark.warning(MAX_LENGTH, str(error)),))
     if prepared_data is not None:
-        return replace(counts_of(line, prepared_data.train), remarks=prepared_data.doubts)
+        return replace(counts_of(line, prepared_data), remarks=prepared_data.doubts)
     store = DocumentStore(*(prepared.folder for prepared in tokens))
     unlearnt = count_untrainable(line.plan, store)
     longest = survey.longest_tokens or 0
@@ -131,9 +131,12 @@ def _prepared(line: DataPipeline) -> Counts | None:
     return Counts(survey, remarks=tuple(left_out))
 
 
-def counts_of(line: DataPipeline, train: PreparedSplit) -> Counts:
-    index, seen = train.index, train.index.statistics()
-    packed = PackedRows(index.examples, index.bins, index.length, seen.fill, seen.tokens)
+def counts_of(line: DataPipeline, prepared: PreparedData) -> Counts:
+    train, index = prepared.train, prepared.train.index
+    seen = index.statistics()
+    held_out = max((split.index.bins for split in prepared.splits()[1:]), default=None)
+    shape = (index.examples, index.bins, index.length, seen.fill, seen.tokens)
+    packed = PackedRows(*shape, held_out=held_out)
     return Counts(replace(_survey(line, train.folders), packed=packed), train)
 
 

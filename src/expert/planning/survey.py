@@ -36,6 +36,8 @@ class PackedRows:
     """Share of the positions that hold a token."""
     tokens: int
     """In all sequences together."""
+    held_out: int | None = None
+    """Sequences of the larger split that is evaluated."""
 
     @property
     def rows_per_sequence(self) -> float:

@@ -275,7 +275,8 @@ def _autocast(loaded: LoadedModel, precision: torch.dtype) -> torch.dtype | None
 
 
 def cap_memory(plan: RunPlan, device: torch.device) -> None:
-    """Limit the process to the requested memory, CUDA context included."""
+    """Limit the process to the requested memory, CUDA context included, and forget the peak of what
+    it did before, such as answering."""
     import torch
 
     if device.type != "cuda":
@@ -286,6 +287,7 @@ def cap_memory(plan: RunPlan, device: torch.device) -> None:
         context = (plan.memory.parts or {}).get("cuda_context", CONTEXT_BYTES)
         share = min(1.0, max(0.01, (cap - context - CONTEXT_GROWTH) / total))
     torch.cuda.set_per_process_memory_fraction(share, device)
+    torch.cuda.reset_peak_memory_stats(device)
 
 
 def environment(machine: Machine | None = None) -> dict[str, Any]:

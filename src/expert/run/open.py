@@ -289,7 +289,7 @@ def _with_data(opened: Opened, tell: Tell) -> Opened:
     line = open_pipeline(opened.plan, read, opened.named, tell=tell)
     prepared = _prepared(line)
     if prepared is not None:
-        survey = counts_of(line, prepared.train).survey
+        survey = counts_of(line, prepared).survey
         line = replace(line, plan=opened.plan_of(read, survey))
     data = run_data(line, prepared)
     if data.stream is not None:

@@ -236,9 +236,11 @@ def held_out_sequences(draft: PlanDraft) -> int | None:
     """How many sequences hold the rows that are evaluated; None if these are not a known share of
     the training rows."""
     data, known = draft.dataset, draft.survey
+    if known.packed is not None:
+        return known.packed.held_out
     if draft.has_validation_file or data.tasks or data.test_path or not known.rows:
         return None
-    rows, length = math.ceil(known.rows * data.validation_split), draft["data.max_seq_length"]
+    rows, length = math.ceil(known.rows * data.validation_split), int(draft["data.max_seq_length"])
     if not draft.packed:
         return rows
     mean = min(draft.mean_document(length) + draft.soft_tokens, length)
