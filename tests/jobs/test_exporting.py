@@ -96,7 +96,7 @@ def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits():
 
 def test_an_adapter_of_a_language_model_fits_the_model_of_images_it_was_taken_from(tmp_path):
     from peft import PeftModel
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     base = model_of_images(tmp_path / "models" / "base")
     manifest = write_expert(tmp_path, base, {"max_steps": 2, "learning_rate": 1e-2})
@@ -112,8 +112,10 @@ def test_an_adapter_of_a_language_model_fits_the_model_of_images_it_was_taken_fr
     assert adapted
     assert not any("vision" in name for name in adapted)
     assert "AutoModelForImageTextToText" in (done.folder / "README.md").read_text("utf-8")
-    (served,) = load_models([str(done.folder)], device="cpu")
-    assert compare(logits_of_trained(served.trained, ids), found).share < 1e-4
+    merged = exported_to(tmp_path / "merged", ran, kind="merged").folder
+    for of_ours in (done.folder, merged):
+        (served,) = load_models([str(of_ours)], device="cpu")
+        assert compare(logits_of_trained(served.trained, ids), found).share < 1e-4
     again = write_expert(
         tmp_path / "again",
         base,
@@ -125,6 +127,11 @@ def test_an_adapter_of_a_language_model_fits_the_model_of_images_it_was_taken_fr
     )
     for name, tensor in one.items():
         torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-6)
+    full = {"adapter_type": "full", "max_steps": 1}
+    every = run_job(write_expert(tmp_path / "full", base, full)).folder
+    model = AutoModelForCausalLM.from_pretrained(every / "final").eval()
+    found = [logits_of(model, each) for each in ids]
+    assert compare(logits_of_trained(trained(every), ids), found).share < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "lora+soft"])

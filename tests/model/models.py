@@ -71,6 +71,16 @@ def family_config(family: str, **changes: Any) -> Any:
     if family in ("olmo2", "olmo3"):
         kind = {"olmo2": "Olmo2Config", "olmo3": "Olmo3Config"}[family]
         return getattr(transformers, kind)(**{**_SIZES, **changes})
+    if family == "qwen3_5_text":
+        kinds = ["linear_attention", "full_attention"]
+        own = {"head_dim": 16, "layer_types": kinds, "linear_num_key_heads": 2}
+        own |= {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
+        rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+        own["rope_parameters"] = {**rope, "mrope_section": [1, 1, 0]}
+        return transformers.Qwen3_5TextConfig(**{**_SIZES, **own, **changes})
+    if family == "lfm2":
+        own = {"layer_types": ["conv", "full_attention"]}
+        return transformers.Lfm2Config(**{**_SIZES, **own, **changes})
     if family in ("granite", "cohere", "phi"):
         return getattr(transformers, f"{family.title()}Config")(**{**_SIZES, **changes})
     return transformers.Qwen3Config(
@@ -97,13 +107,24 @@ def model_of_images(folder: Path, family: str = "gemma3_text", *, tied: bool = T
     """A folder with a random model that also reads images, with a language model of this family."""
     import transformers
 
-    eyes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "image_size": 28}
+    eyes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "image_size": 28,
+    }
     eyes |= {"num_attention_heads": 2, "patch_size": 14}
-    kind = "Gemma3" if family == "gemma3_text" else "Mistral3"
+    kinds = {"gemma3_text": "Gemma3", "qwen3_5_text": "Qwen3_5"}
+    kind = kinds.get(family, "Mistral3")
+    if kind == "Mistral3":
+        eyes["model_type"] = "pixtral"
+    elif kind == "Qwen3_5":
+        eyes = {"hidden_size": 32, "intermediate_size": 64, "depth": 1, "num_heads": 2}
+        eyes |= {"out_hidden_size": WIDTH, "num_position_embeddings": 16}
     config = getattr(transformers, f"{kind}Config")(
         text_config=family_config(family, tie_word_embeddings=tied).to_dict(),
         tie_word_embeddings=tied,
-        vision_config=eyes if kind == "Gemma3" else {**eyes, "model_type": "pixtral"},
+        vision_config=eyes,
         **({"mm_tokens_per_image": 4} if kind == "Gemma3" else {}),
     )
     with torch.random.fork_rng():

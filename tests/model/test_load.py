@@ -155,10 +155,11 @@ def test_a_model_that_mixes_places_in_its_own_way_is_refused(tmp_path: Path):
     bloom = transformers.BloomConfig(**sizes, n_layer=1, n_head=2)
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16}
     sizes |= {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
-    lfm2 = transformers.Lfm2Config(**sizes)
+    sizes |= {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    lfm2 = transformers.Lfm2MoeConfig(**sizes)
     for config, told in (
         (bloom, "BloomForCausalLM mixes positions by a custom attention, which cannot keep packed"),
-        (lfm2, "Lfm2ForCausalLM mixes positions by conv, which cannot keep packed documents apart"),
+        (lfm2, "Lfm2MoeForCausalLM mixes positions by conv, which cannot keep packed documents"),
     ):
         folder = tmp_path / config.model_type
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)

@@ -182,7 +182,7 @@ class GrowingSteps:
 
     def keep(self, index: Tensor) -> None:
         """Continue only with these rows."""
-        self._past.batch_select_indices(index)
+        self._past.reorder_cache(index)  # which layers with a state support, too
         self._mask = self._mask[index]
 
 

@@ -26,6 +26,7 @@ from torch.nn.attention.flex_attention import flex_attention as torch_flex_atten
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
 from expert.model.inputs import ModelInput
+from expert.model.recurrent import documents_of
 from expert.planning.models.resolve import expert_home
 
 # Imported here because the calls are inside compiled graphs.
@@ -103,7 +104,7 @@ def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
 def document_mask(positions: Tensor, branch: Tensor | None = None) -> Tensor:
     """Bool [rows, 1, length, length]: True for earlier positions of the same document that are in
     the same `branch` of it or shared by all."""
-    documents = _documents(positions)
+    documents = documents_of(positions)
     places = torch.arange(positions.shape[1], device=positions.device)
     same = documents[:, None, :, None] == documents[:, None, None, :]
     visible = same & (places[:, None] >= places)
@@ -115,7 +116,7 @@ def document_mask(positions: Tensor, branch: Tensor | None = None) -> Tensor:
 
 def document_block_mask(positions: Tensor, branch: Tensor | None = None) -> Any:
     """The same mask for FlexAttention, which skips fully masked blocks."""
-    documents = _documents(positions)
+    documents = documents_of(positions)
 
     def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = (query >= key) & (documents[row, query] == documents[row, key])
@@ -127,11 +128,6 @@ def document_block_mask(positions: Tensor, branch: Tensor | None = None) -> Any:
     rows, length = positions.shape
     build = _compiled(create_block_mask) if positions.is_cuda else create_block_mask
     return build(visible, rows, None, length, length, device=positions.device)
-
-
-def _documents(positions: Tensor) -> Tensor:
-    """A number for each position that identifies its document within the row."""
-    return (positions == 0).cumsum(1, dtype=torch.int32)
 
 
 class KernelRequest(NamedTuple):

@@ -44,6 +44,7 @@ from expert.model.quantised import (
     to_float8,
     to_plain_tensors,
 )
+from expert.model.recurrent import documents_of, is_recurrent, keep_documents_apart
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
@@ -89,6 +90,8 @@ class LoadedModel:
                     embedding, batch.tokens, batch.positions, batch.soft_mask
                 )
             }
+        if is_recurrent(self.causal_lm.config):
+            inputs["seq_idx"] = documents_of(batch.positions)
         output = self.decoder(
             **inputs,
             position_ids=batch.positions,
@@ -383,6 +386,10 @@ def _load_base(
         fix = "check that the folder is complete and that transformers knows its model_type"
         raise ModelError(str(folder), what, fix) from error
     missing = sorted(info["missing_keys"])
+    if inside_of(folder):
+        base._weight_conversions = []  # saved under its own names: these cannot be turned back
+    if is_recurrent(base.config):
+        keep_documents_apart(base)
     if missing:  # transformers would continue with random weights
         shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
         what = f"{len(missing)} weights are missing from its files: {shown}"
@@ -405,14 +412,16 @@ def without_own_kernels(config: Any) -> None:
 
 
 def _refuse_other_mixing(config: Any, folder: Path) -> None:
-    """Refuse models that mix positions other than by attention, or have a custom attention: only
-    our attention keeps the documents of a packed row apart, so they would silently leak."""
+    """Refuse models with a custom attention, or with layers that carry a state in another way than
+    recurrent.py knows: documents of a packed row would silently leak into each other."""
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     if type(config) not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
         return  # not a causal LM, which transformers reports; or a class that comes with the model
     model_class = auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     kinds = set(getattr(config, "layer_types", None) or [])
     unsupported = sorted(kinds - _ATTENTION_LAYERS)
+    if unsupported and unsupported == [is_recurrent(config)]:
+        return
     if unsupported or model_class._is_stateful or not model_class._supports_attention_backend:
         how = ", ".join(unsupported) or "a custom attention"
         what = (

@@ -50,6 +50,7 @@ START_SECONDS = (10.0, 40.0)
 EVALUATION = 0.4
 """Relative to training on as many tokens: a forward pass, in larger batches."""
 GRAPHS = "kernels.cuda_graphs"
+STATEFUL = "it was not tried with layers that carry a state"
 NOT_ENOUGH_MEMORY = "too little memory: captured passes keep theirs"
 
 
@@ -148,6 +149,9 @@ def _obstacle(draft: PlanDraft, *, engine: str, recomputes: bool, compiled: bool
         return "CUDA graphs need a GPU"
     if draft.config.method == ON_POLICY:
         return "answers vary in length: each batch has a width of its own"
+    shape = draft.resolved.shape
+    if shape is not None and shape.recurrent:
+        return STATEFUL
     if engine in SPLITS_WEIGHTS:
         return "sharded weights are gathered for each pass, which is not captured"
     if not (draft.packed or draft.is_char_model):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from expert.core.install import pip_install
 from expert.manifest.schema.kinds import LOW_RANK, ON_POLICY
-from expert.planning.choose.fastest import choose_capture
+from expert.planning.choose.fastest import STATEFUL, choose_capture
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.decisions import Source
@@ -277,6 +277,12 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     obstacle = "" if draft.on_gpu else "compiling is not worth it on a CPU"
     if draft.config.method == ON_POLICY:
         obstacle = "answers vary in length: each width would be compiled again"
+    shape = draft.resolved.shape
+    if shape is not None and shape.recurrent:
+        obstacle = obstacle or STATEFUL
+        if shape.recurrent == "linear_attention" and draft.on_gpu and not _has_linear_kernels():
+            text = "its linear attention runs in plain torch, which is slow: pip install fla-core"
+            draft.warn("kernels.attention", text)
     if draft.on_gpu and not draft.has_capability(VOLTA):
         obstacle = f"{draft.card_label} is older than Triton supports (7.0)"
     if config.torch_compile != "auto":
@@ -299,6 +305,10 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     because = "more effort gains little on single blocks"
     draft.choose("kernels.compile_mode", "torch_compile_mode", "default", because, "preset")
     draft.settle_from_config("kernels.compile_backend", "torch_compile_backend")
+
+
+def _has_linear_kernels() -> bool:
+    return any(package_version(name).value for name in ("fla-core", "flash-linear-attention"))
 
 
 def _compile_if_it_pays(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from expert.core.errors import ExpertError
 from expert.core.files import read_json
 from expert.core.text import counted, percent
 from expert.manifest.schema.kinds import (
@@ -112,7 +113,11 @@ def _has_chat_template(folder: Path) -> bool:
 def settle_objective(draft: PlanDraft) -> None:
     """The method, and the values of its loss."""
     config = draft.config
-    kind = PREFERENCES.get(config.method)
+    kind, shape = PREFERENCES.get(config.method), draft.resolved.shape
+    if shape is not None and shape.recurrent and (kind or config.method == ON_POLICY):
+        what = f"{config.method} reads a prompt once for all its answers, and layers of this model"
+        fix = "use method: sft, or a model that only attends"
+        raise ExpertError(f"training.config.method: {what} carry a state from there  ({fix})")
     draft.settle_from_config("objective.method", "method")
     if kind is None:
         if config.method == ON_POLICY:

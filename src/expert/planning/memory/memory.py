@@ -126,7 +126,7 @@ def estimate(work: Workload) -> MemoryEstimate:
     shape = work.shape
     if work.is_full_finetune and work.precision != "fp32" and not work.is_sharded:
         # 16-bit copies that autocast makes of float32 matrices; shards are gathered in 16 bits.
-        matrices = shape.layers * shape.block_linear_parameters + shape.vocab * shape.hidden
+        matrices = shape.linear_parameters + shape.vocab * shape.hidden
         sizes["base_weights"] += PRECISION_BYTES[work.precision] * matrices
     slack = int(ALLOCATOR_SLACK * sum(sizes.values()))
     if work.is_sharded:
@@ -144,7 +144,7 @@ def base_bytes(work: Workload) -> tuple[int, int]:
     """
     shape = work.shape
     layers = shape.layers - (work.quantization == "fp8")
-    matrices = layers * shape.block_linear_parameters
+    matrices = shape.linear_parameters * layers // shape.layers
     rest = shape.parameters - matrices
     width = PRECISION_BYTES[work.precision]
     if work.is_full_finetune:
@@ -180,7 +180,7 @@ def evaluation_bytes(work: Workload) -> int:
     """One block's tensors, the hidden states and a chunk of logits, also in float32."""
     s, tokens = work.shape, work.evaluated_tokens
     width = PRECISION_BYTES[work.precision]
-    block = saved_per_token(work) + 2 * width * s.hidden
+    block = saved_per_token(work) + 2 * width * s.hidden + s.recurrent_bytes
     rows = min(tokens, evaluated_chunk_rows(s.vocab, work.loss_rows))
     return tokens * block + rows * s.vocab * (width if width == 4 else width + 4)
 
@@ -285,6 +285,7 @@ def activation_bytes(work: Workload) -> int:
     kept_blocks = s.layers - work.recomputed_blocks
     input_width = 4 if work.computes_in_float32 else width
     per_token = kept_blocks * whole + work.recomputed_blocks * input_width * s.hidden
+    per_token += s.recurrent_bytes * s.recurrent_layers * kept_blocks // s.layers
     if work.recomputed_blocks and work.quantization in ("int8", "fp8"):
         inputs = sum(rows for rows, _ in s.linear_sizes.values())
         per_token += int(work.recomputed_blocks * INT8_INPUTS * inputs)
@@ -323,6 +324,7 @@ def workspace_bytes(work: Workload) -> int:
     if work.recomputed_blocks == s.layers:
         plain = work.compiled or not work.computes_in_float32
         again = saved_per_token(replace(work, compiled=plain)) + width * s.hidden
+        again += s.recurrent_bytes
     return work.tokens * (width * in_flight + again) + unpacked
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, SPLITS_WEIGHTS
-from expert.planning.models.shapes import ModelShape
+from expert.planning.models.shapes import OF_ATTENTION, ModelShape
 from expert.planning.run_plan import RunPlan
 
 CAPTURED_WIDTHS = 7
@@ -106,8 +106,15 @@ class Workload:
             return shape.parameters + soft
         if self.adapter == "none":
             return soft
-        of_layer, sizes = ADAPTERS[self.adapter].weights, self.target_sizes.values()
-        low_rank = shape.layers * sum(of_layer(self.rank, *size) for size in sizes)
+        of_layer = ADAPTERS[self.adapter].weights
+        each = {name: of_layer(self.rank, *size) for name, size in self.target_sizes.items()}
+        low_rank = shape.layers * sum(each.values())
+        if shape.recurrent_layers:
+            other = shape.recurrent_sizes.items()
+            chosen = [size for name, size in other if not self.targets or name in self.targets]
+            more = sum(of_layer(self.rank, *size) for size in chosen)
+            less = sum(each.get(name, 0) for name in OF_ATTENTION)
+            low_rank += shape.recurrent_layers * (more - less)
         return low_rank + self.whole_parameters + soft
 
     @property
@@ -130,7 +137,7 @@ def flops_per_token(work: Workload, mean_document: float) -> float:
     forward.
     """
     s = work.shape
-    blocks = s.layers * s.block_linear_parameters
+    blocks = s.linear_parameters
     head = s.vocab * s.hidden
     attention = s.layers * 4 * s.q_width * mean_document / 2
     total = 4.0 * (blocks + head) + 3.5 * attention

@@ -54,6 +54,10 @@ class Architecture:
     """Attention scores are capped, which few kernels do."""
     ffn_is_four_times_hidden: bool = False
     """Where config.json does not say."""
+    recurrent: str = ""
+    """In layer_types, the kind of layer that carries a state instead of attending."""
+    output_gate: bool = False
+    """Queries come with a gate for what attention returns, as wide as they are."""
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Numbers that config.json leaves out, as they are its class's defaults."""
     gguf: Gguf | None = None
@@ -69,6 +73,7 @@ class Architecture:
             "LayerNorm": self.norm == "layer",
             "attention and MLP side by side": self.norms == "shared",
             "an MLP without a gate": self.mlp == "plain",
+            "layers that carry a state": bool(self.recurrent),
         }
         return ", ".join(text for text, applies in reasons.items() if applies)
 
@@ -108,6 +113,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture(norms="around", rotation="pairs", merged="mlp"),
     "olmo2": Architecture(norms="after", head_norms="width"),
     "olmo3": Architecture(norms="after", head_norms="width"),
+    "qwen3_5_text": Architecture(
+        norm="rms 1+w", head_norms="head", recurrent="linear_attention", output_gate=True
+    ),
+    "lfm2": Architecture(head_norms="head", tied=True, recurrent="conv"),
     "stablelm": Architecture(norm="layer"),
     "starcoder2": _gpt(tied=True),
     "phi": _gpt(norms="shared", head_bias=True),
@@ -120,7 +129,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """By model_type. Of others the sizes are taken for Llama's, and nothing else."""
 
-TEXT_PARTS = ("gemma3_text", "mistral", "ministral3")
+TEXT_PARTS = ("gemma3_text", "mistral", "ministral3", "qwen3_5_text")
 """Language models that are loaded alone out of a model that also reads images."""
 
 FUSED_TYPES = tuple(kind for kind, each in ARCHITECTURES.items() if not each.slow_because)

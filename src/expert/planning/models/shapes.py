@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 
 from expert.planning.models.architectures import ARCHITECTURES, FUSED_TYPES, Architecture
 
+OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -49,6 +51,16 @@ class ModelShape:
     """gate and up are one layer ("mlp"), or q, k and v, too ("all")."""
     fused: bool = True
     """Fused blocks compute it."""
+    output_gate: bool = False
+    """Queries come with a gate as wide as they are (Qwen3.5)."""
+    recurrent: str = ""
+    """The kind of layer that carries a state instead of attending; "": there is none."""
+    recurrent_layers: int = 0
+    linear_key_heads: int = 0
+    """In layers of linear attention; and the widths of such heads."""
+    linear_value_heads: int = 0
+    linear_key_width: int = 0
+    linear_value_width: int = 0
 
     @cached_property
     def q_width(self) -> int:
@@ -62,7 +74,7 @@ class ModelShape:
     def linear_sizes(self) -> Mapping[str, tuple[int, int]]:
         """(in, out) of every linear layer of one block, by its Llama-like name."""
         sizes = {
-            "q_proj": (self.hidden, self.q_width),
+            "q_proj": (self.hidden, self.q_width * (2 if self.output_gate else 1)),
             "k_proj": (self.hidden, self.kv_width),
             "v_proj": (self.hidden, self.kv_width),
             "o_proj": (self.q_width, self.hidden),
@@ -86,6 +98,44 @@ class ModelShape:
         return sum(rows * columns for rows, columns in self.linear_sizes.values())
 
     @cached_property
+    def linear_parameters(self) -> int:
+        """Those of all blocks."""
+        sizes = self.linear_sizes
+        attention = sum(math.prod(sizes[name]) for name in OF_ATTENTION if name in sizes)
+        other = sum(math.prod(size) for size in self.recurrent_sizes.values())
+        every = self.layers * self.block_linear_parameters
+        return every + self.recurrent_layers * (other - attention)
+
+    @cached_property
+    def recurrent_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """(in, out) of the linear layers that a layer with a state has instead of attention's."""
+        hidden = self.hidden
+        if self.recurrent == "conv":
+            return {"in_proj": (hidden, 3 * hidden), "out_proj": (hidden, hidden)}
+        heads = self.linear_value_heads
+        if not heads:
+            return {}
+        keys = self.linear_key_heads * self.linear_key_width
+        values = heads * self.linear_value_width
+        return {
+            "in_proj_qkv": (hidden, 2 * keys + values),
+            "in_proj_z": (hidden, values),
+            "in_proj_b": (hidden, heads),
+            "in_proj_a": (hidden, heads),
+            "out_proj": (values, hidden),
+        }
+
+    @cached_property
+    def recurrent_bytes(self) -> int:
+        """What such a layer keeps for its backward per token beside its input, norms and MLP, in
+        transformers' own code: linear attention in float32 and in chunks of 64."""
+        if self.recurrent == "conv":
+            return 8 * self.hidden
+        mixed = self.recurrent_sizes.get("in_proj_qkv", (0, 0))[1]
+        of_head = 5 * 64 * 4 + 36 * self.linear_key_width + 28 * self.linear_value_width
+        return self.linear_value_heads * of_head + 2 * mixed
+
+    @cached_property
     def block_parameters(self) -> int:
         norm = self.hidden * (2 if self.norm_bias else 1)
         total = self.block_linear_parameters + self.norms_per_layer * norm
@@ -107,7 +157,14 @@ class ModelShape:
 
     @cached_property
     def parameters(self) -> int:
-        return self.layers * self.block_parameters + self.rest_parameters
+        small = self.layers * (self.block_parameters - self.block_linear_parameters)
+        if self.recurrent:
+            # The convolution of three or four tokens, decays and norm, instead of norms of heads.
+            heads = self.linear_value_heads
+            mixed = self.recurrent_sizes.get("in_proj_qkv", (0, 0))[1]
+            own = 4 * mixed + 2 * heads + self.linear_value_width if heads else 3 * self.hidden
+            small += self.recurrent_layers * (own - 2 * self.head_dim * self.qk_norm)
+        return self.linear_parameters + small + self.rest_parameters
 
 
 # Far beyond any layer count, width or vocabulary; a larger number is a mistake.
@@ -126,7 +183,7 @@ _NAMES = {
     "vocab": ("vocab_size",),
 }
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx")
-_FFN_NAMES = ("intermediate_size", "ffn_dim", "n_inner")
+_FFN_NAMES = ("block_ff_dim", "intermediate_size", "ffn_dim", "n_inner")
 _EXPERT_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -160,7 +217,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         head_dim=_number(config, ("head_dim",)) or sizes["hidden"] // heads,
         vocab=sizes["vocab"],
         context=context,
-        tied_head=bool(config.get("tie_word_embeddings", tied)),
+        tied_head=bool(config.get("tie_word_embeddings", config.get("tie_embedding", tied))),
         gated_mlp=known.mlp != "plain",
         qkv_bias=known.bias == "qkv" or bias_on_qkv,
         linear_bias=known.bias == "all" and config.get("use_bias", True) is not False,
@@ -175,7 +232,32 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         caps_scores=known.caps_scores and config.get("attn_logit_softcapping", True) is not None,
         merged=known.merged,
         fused=kind in FUSED_TYPES,
+        output_gate=known.output_gate,
+        **_recurrence(config, known, sizes),
     )
+
+
+def _recurrence(
+    config: Mapping[str, Any], known: Architecture, sizes: Mapping[str, int]
+) -> dict[str, Any]:
+    """The layers that carry a state."""
+    if not known.recurrent:
+        return {}
+    layers, kinds = sizes["layers"], config.get("layer_types")
+    attends = config.get("full_attn_idxs")
+    if isinstance(attends, list):
+        kinds = [known.recurrent if i not in attends else "" for i in range(layers)]
+    elif not isinstance(kinds, list):
+        every = _number(config, ("full_attention_interval",)) or 4
+        kinds = [known.recurrent if (i + 1) % every else "" for i in range(layers)]
+    found: dict[str, Any] = {"recurrent": known.recurrent}
+    found["recurrent_layers"] = sum(kind == known.recurrent for kind in kinds[:layers])
+    if known.recurrent == "linear_attention":
+        for which, usual in (("key", 16), ("value", 32)):
+            heads, width = f"linear_num_{which}_heads", f"linear_{which}_head_dim"
+            found[f"linear_{which}_heads"] = _number(config, (heads,)) or usual
+            found[f"linear_{which}_width"] = _number(config, (width,)) or 128
+    return found
 
 
 def _sizes(config: Mapping[str, Any], kind: str) -> dict[str, int]:
@@ -185,6 +267,10 @@ def _sizes(config: Mapping[str, Any], kind: str) -> dict[str, int]:
     known = ARCHITECTURES.get(kind, Architecture())
     if sizes["ffn"] is None and sizes["hidden"] and known.ffn_is_four_times_hidden:
         sizes["ffn"] = 4 * sizes["hidden"]
+    elif sizes["ffn"] and kind == "lfm2" and config.get("block_auto_adjust_ff_dim", True):
+        wide = int(int(2 * sizes["ffn"] / 3) * (config.get("block_ffn_dim_multiplier") or 1))
+        step = _number(config, ("block_multiple_of",)) or 256
+        sizes["ffn"] = -(-wide // step) * step
     spelled = {name: keys[0] for name, keys in _NAMES.items()} | {"ffn": _FFN_NAMES[0]}
     missing = [spelled[name] for name, value in sizes.items() if value is None]
     if missing:

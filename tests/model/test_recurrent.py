@@ -1,0 +1,169 @@
+"""Layers that carry a state: documents of packed rows stay apart, and what is planned is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from expert.answer.steps import AnswerModel, GrowingSteps
+from expert.core.errors import ExpertError
+from expert.model.recurrent import keep_documents_apart
+from expert.planning.models.architectures import ARCHITECTURES
+from expert.planning.models.shapes import shape_from_config
+from tests.each import each
+from tests.model.models import (
+    documents,
+    family_config,
+    load,
+    make_batch,
+    tiny_model,
+    trainable_tensors,
+)
+from tests.planning.planning import manifest, plan
+
+FAMILIES = [kind for kind, row in ARCHITECTURES.items() if row.recurrent]
+FLOAT_ERROR = 2e-6  # sums in another order
+OF_DECAYS = 2e-3  # small differences of sums of logs, among them that of what is forgotten
+
+
+def test_families_with_layers_that_carry_a_state():
+    assert FAMILIES == ["qwen3_5_text", "lfm2"]
+
+
+@each("attention", ["sdpa", "eager"])
+@each("family", FAMILIES)
+def test_packed_documents_are_each_as_if_alone(tmp_path, family, attention):
+    """Loss and every gradient; one document is longer than a chunk of 64, one is shorter than the
+    convolution."""
+    folder = tiny_model(tmp_path / "model", family)
+    found = documents(70, 5, 90, 2, 20)
+
+    def learnt(*batches: Any) -> tuple[float, dict[str, torch.Tensor]]:
+        loaded = load(folder, "full", attention=attention)
+        loss = torch.stack([loaded.loss_sum(batch) for batch in batches]).sum()
+        loss.backward()
+        found = {name: weight.grad for name, weight in loaded.trainable if weight.grad is not None}
+        return loss.item(), found
+
+    loss, gradients = learnt(make_batch([found[:3], found[3:]], length=200))
+    alone, of_each = learnt(*(make_batch([[document]]) for document in found))
+    assert loss == pytest.approx(alone, rel=FLOAT_ERROR)
+    for name, gradient in gradients.items():
+        decays = OF_DECAYS if name.endswith(("A_log", "dt_bias", "in_proj_a.weight")) else 2e-5
+        assert (gradient - of_each[name]).norm() <= decays * of_each[name].norm(), name
+
+
+@each("family", FAMILIES)
+def test_without_the_numbers_of_documents_they_would_leak(tmp_path, family, monkeypatch):
+    folder = tiny_model(tmp_path / "model", family)
+    first, second, third = documents(30, 20, 30)
+    loaded = load(folder, "none")
+    before, _ = loaded.evaluate(make_batch([[first, second]]))
+    after, _ = loaded.evaluate(make_batch([[third, second]]))
+    alone = [loaded.evaluate(make_batch([[each]]))[0] for each in (first, third)]
+    torch.testing.assert_close(before - alone[0], after - alone[1], rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr("expert.model.load.documents_of", torch.ones_like)
+    leaked, _ = loaded.evaluate(make_batch([[first, second]]))
+    assert abs(leaked.item() - before.item()) > 1e-3
+
+
+@each("family", FAMILIES)
+def test_adapters_train_and_learn(tmp_path, family):
+    loaded = load(tiny_model(tmp_path / "model", family))
+    names = {name.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1] for name in trainable_tensors(loaded)}
+    assert names >= {"out_proj", "q_proj", "k_proj", "v_proj"}
+    assert names & {"in_proj", "in_proj_qkv"}
+    optimizer = torch.optim.AdamW([weight for _, weight in loaded.trainable], lr=1e-2)
+    batch = make_batch([documents(30, 20), documents(25)], length=50)
+    losses = []
+    for _ in range(12):
+        loss = loaded.loss_sum(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@each("family", FAMILIES)
+def test_rows_that_answer_together_answer_as_alone_and_leave_when_they_are_done(tmp_path, family):
+    from types import SimpleNamespace
+
+    loaded = load(tiny_model(tmp_path / "model", family), "none")
+    loaded.causal_lm.set_attn_implementation("sdpa")
+    loaded.module.eval()
+    trained: Any = SimpleNamespace(loaded=loaded, device=torch.device("cpu"))
+    model, prompts = AnswerModel(trained), documents(9, 3, 14)
+    assert not model.fixed
+    with torch.no_grad():
+        together = model.begin(prompts, 8)
+        assert isinstance(together, GrowingSteps)
+        alone = [model.begin([prompt], 8) for prompt in prompts]
+        for step in range(6):
+            expected = torch.cat([each.scores for each in alone])
+            torch.testing.assert_close(together.scores, expected, rtol=1e-4, atol=1e-5)
+            if step == 3:
+                together.keep(torch.tensor([0, 2]))
+                del alone[1]
+            tokens = torch.cat([each.scores for each in alone]).argmax(1)
+            together.advance(tokens)
+            for each, token in zip(alone, tokens, strict=True):
+                each.advance(token[None])
+
+
+@each("family", FAMILIES)
+def test_planned_parameters_are_those_of_the_model(family):
+    from transformers import AutoModelForCausalLM
+
+    config = family_config(family, num_hidden_layers=2, tie_word_embeddings=True)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = shape_from_config(config.to_dict())
+    assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+    assert shape.recurrent_layers == 1
+
+
+@each("family", FAMILIES)
+def test_planned_bytes_are_what_a_layer_keeps(family):
+    """In bfloat16, without the layer's own input."""
+    from transformers import AutoModelForCausalLM
+
+    config = family_config(family, hidden_size=256, num_hidden_layers=1, layer_types=None)
+    config.layer_types = [ARCHITECTURES[family].recurrent]
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).requires_grad_(False)
+    keep_documents_apart(model)
+    layer, length = model.model.layers[0], 256
+    mixing = layer.linear_attn if family == "qwen3_5_text" else layer.conv
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept, alive = {}, []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        alive.append(tensor)  # so that its memory is not used again
+        return tensor
+
+    hidden = torch.randn(1, length, 256, dtype=torch.bfloat16, requires_grad=True)
+    numbers = torch.ones(1, length, dtype=torch.int32)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        mixing(hidden_states=hidden, seq_idx=numbers)
+    planned = shape_from_config(config.to_dict()).recurrent_bytes
+    assert planned == pytest.approx(sum(kept.values()) / length, rel=0.05)
+
+
+def test_methods_that_share_a_prompt_are_refused(tmp_path):
+    folder = tiny_model(tmp_path / "models" / "base", "lfm2")
+    data = manifest({"method": "dpo"}, base_models=[{"name": str(folder)}])
+    with pytest.raises(ExpertError, match="dpo reads a prompt once for all its answers"):
+        plan(data, "h200")
+
+
+def test_passes_are_neither_compiled_nor_captured(tmp_path):
+    folder = tiny_model(tmp_path / "models" / "base", "qwen3_5_text")
+    made = plan(manifest({}, base_models=[{"name": str(folder)}]), "h200")
+    kernels = made.kernels
+    assert [kernels.compile, kernels.cuda_graphs, kernels.fused_blocks] == [False] * 3
+    assert any("plain torch" in remark.text for remark in made.remarks)
