@@ -94,11 +94,14 @@ def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits():
     assert compare(found, without).share > 0.5  # the adapter has an effect
 
 
-def test_an_adapter_of_a_language_model_fits_the_model_of_images_it_was_taken_from(tmp_path):
+@each("family", ["gemma3_text", "gemma4_text", "qwen3_5_text"])
+def test_an_adapter_of_a_language_model_fits_the_model_of_images_it_was_taken_from(
+    tmp_path, family
+):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    base = model_of_images(tmp_path / "models" / "base")
+    base = model_of_images(tmp_path / "models" / "base", family)
     manifest = write_expert(tmp_path, base, {"max_steps": 2, "learning_rate": 1e-2})
     ran = run_job(manifest).folder
     assert any("reads images" in each["text"] for each in plan_of(ran)["remarks"])

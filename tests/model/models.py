@@ -78,6 +78,12 @@ def family_config(family: str, **changes: Any) -> Any:
         rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
         own["rope_parameters"] = {**rope, "mrope_section": [1, 1, 0]}
         return transformers.Qwen3_5TextConfig(**{**_SIZES, **own, **changes})
+    if family == "gemma4_text":  # the last two layers attend to keys of the two before
+        own = {"num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 8}
+        own |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
+        own |= {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "pad_token_id": 0}
+        own |= {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16}
+        return transformers.Gemma4TextConfig(**{**_SIZES, **own, **changes})
     if family == "lfm2":
         own = {"layer_types": ["conv", "full_attention"]}
         return transformers.Lfm2Config(**{**_SIZES, **own, **changes})
@@ -114,10 +120,12 @@ def model_of_images(folder: Path, family: str = "gemma3_text", *, tied: bool = T
         "image_size": 28,
     }
     eyes |= {"num_attention_heads": 2, "patch_size": 14}
-    kinds = {"gemma3_text": "Gemma3", "qwen3_5_text": "Qwen3_5"}
+    kinds = {"gemma3_text": "Gemma3", "gemma4_text": "Gemma4", "qwen3_5_text": "Qwen3_5"}
     kind = kinds.get(family, "Mistral3")
     if kind == "Mistral3":
         eyes["model_type"] = "pixtral"
+    elif kind == "Gemma4":
+        eyes |= {"num_key_value_heads": 2, "head_dim": 16}
     elif kind == "Qwen3_5":
         eyes = {"hidden_size": 32, "intermediate_size": 64, "depth": 1, "num_heads": 2}
         eyes |= {"out_hidden_size": WIDTH, "num_position_embeddings": 16}

@@ -7,9 +7,9 @@ from pathlib import Path
 from tests.source.imports import imports_of
 from tests.source.test_tree import SOURCE, files, imported_files
 
-MOST_SOURCE_LINES = 65_300
-MOST_TEST_LINES = 47_900
-MOST_LINES_OF_TRAIN = 39_950
+MOST_SOURCE_LINES = 65_450
+MOST_TEST_LINES = 48_000
+MOST_LINES_OF_TRAIN = 40_050
 TESTS = Path(__file__).parents[1]
 
 

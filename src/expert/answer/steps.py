@@ -72,12 +72,16 @@ class AnswerModel:
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", None)
         layers = getattr(config, "num_hidden_layers", None)
-        width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else 0)
-        if not (heads and layers and width):
+        if not (heads and layers):
             return 0
-        groups = getattr(config, "num_key_value_heads", None) or heads
-        element_bytes = max(2, int(next(self.model.parameters()).element_size()))
-        return 2 * int(layers) * int(groups) * int(width) * element_bytes
+        differ = getattr(config, "is_heterogeneous", False)
+        each = [config.per_layer_config[place] if differ else config for place in range(layers)]
+        elements = sum(
+            int(getattr(own, "num_key_value_heads", None) or heads)
+            * int(getattr(own, "head_dim", None) or config.hidden_size // heads)
+            for own in each
+        )
+        return 2 * elements * max(2, int(next(self.model.parameters()).element_size()))
 
     def free_bytes(self) -> int:
         """Free memory of the device, with what torch has reserved and does not use."""

@@ -119,8 +119,13 @@ def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) ->
     heads = getattr(config, "num_attention_heads", None)
     if not isinstance(heads, int):
         return
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
+    # Layers may differ: their widest heads.
+    sizes = [
+        (module.head_dim, heads // getattr(module, "num_key_value_groups", 1))
+        for module in loaded.causal_lm.modules()
+        if isinstance(getattr(module, "head_dim", None), int)
+    ]
+    width, groups = max(sizes, default=(config.hidden_size // heads, heads))
     reason = attention_failure(kind, device, DTYPES[plan.kernels.precision], width, heads, groups)
     if reason and "out of memory" not in reason:  # that shows with the first batch
         raise PlanUnsupported(KernelUnavailable(kernel="attention", reason=reason))

@@ -420,7 +420,7 @@ def name_for_whole_model(target: Path, inside: str) -> None:
     for key in ("target_modules", "feedforward_modules"):
         if isinstance(settings.get(key), list):
             last = "|".join(re.escape(name) for name in settings[key])
-            settings[key] = rf"model\.(?:language_model\.)?layers\.(?:.*\.)?(?:{last})"
+            settings[key] = rf"model\.(?:language_model\.)?(?:layers\.(?:.*\.)?)?(?:{last})"
     settings_file.write_text(
         json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8"
     )

@@ -23,6 +23,7 @@ FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
 1.047x as fast (fused-blocks-h200.json): 36 s are recovered after 13 minutes."""
 FLASH4_WIDTHS = (64, 128)
+FLASH_WIDTH = 256
 """Head sizes for which outputs and gradients were correct on an H200 (4.0.0b36). With 16 the
 gradient of queries was off by 1.1; others were not tried."""
 FLASH4_PAYS_AFTER_SECONDS = 120
@@ -132,7 +133,7 @@ def _attention(draft: PlanDraft, fused_seconds: float | None) -> tuple[str, str,
     config, packed, hopper = draft.config, draft.packed, draft.target.capability == HOPPER
     able, without4 = draft.has_capability(AMPERE), _why_not_flash4(draft)
     flashes = able and draft["kernels.precision"] != "fp32"
-    asked = config.attention
+    asked, shape = config.attention, draft.resolved.shape
     if asked == "auto" and config.flash_attention_2:
         asked = "flash"
     if asked == "auto" and config.use_sdpa is True and not packed:
@@ -150,9 +151,12 @@ def _attention(draft: PlanDraft, fused_seconds: float | None) -> tuple[str, str,
         own = config.attention != "auto"
         because = SET if own else "flash_attention_2 in the manifest; torch's own flash kernels"
         return asked, because, "manifest"
-    if (shape := draft.resolved.shape) is not None and shape.caps_scores:
+    if shape is not None and shape.caps_scores:
         because = "the model caps attention scores, which flash kernels and SDPA do not"
         return "flex" if packed and able and draft.on_gpu else "eager", because, "machine"
+    if shape is not None and shape.widest_head > FLASH_WIDTH:
+        because = f"flash kernels take heads of up to {FLASH_WIDTH}, not {shape.widest_head}"
+        return "sdpa", because, "machine"
     if not packed:
         return "sdpa", "rows are not packed: SDPA picks its fastest kernel", "machine"
     known = draft.packed_rows

@@ -161,6 +161,9 @@ def settle_sequences(draft: PlanDraft) -> None:
         what = f"{tokens} tokens leave no room for text in sequences of {length}"
         fix = "use fewer tokens, or a larger training.config.max_seq_length"
         raise ExpertError(f"soft_prompts: {what}  ({fix})")
+    if tokens and draft.resolved.shape is not None and draft.resolved.shape.other_bytes:
+        what = "this model has embeddings for every layer, which a soft prompt would need too"
+        raise ExpertError(f"soft_prompts: {what}  (use an adapter)")
     asked = draft.config.packing
     if asked == "auto" or draft.config.method in PREFERENCES:
         because = "several rows to a sequence, documents kept apart, rows per step unchanged"

@@ -285,7 +285,7 @@ def activation_bytes(work: Workload) -> int:
     kept_blocks = s.layers - work.recomputed_blocks
     input_width = 4 if work.computes_in_float32 else width
     per_token = kept_blocks * whole + work.recomputed_blocks * input_width * s.hidden
-    per_token += s.recurrent_bytes * s.recurrent_layers * kept_blocks // s.layers
+    per_token += s.other_bytes + s.recurrent_bytes * s.recurrent_layers * kept_blocks // s.layers
     if work.recomputed_blocks and work.quantization in ("int8", "fp8"):
         inputs = sum(rows for rows, _ in s.linear_sizes.values())
         per_token += int(work.recomputed_blocks * INT8_INPUTS * inputs)

@@ -56,6 +56,8 @@ class Architecture:
     """Where config.json does not say."""
     recurrent: str = ""
     """In layer_types, the kind of layer that carries a state instead of attending."""
+    shares_keys: bool = False
+    """The last layers attend to keys of earlier ones, and every layer has embeddings of its own."""
     output_gate: bool = False
     """Queries come with a gate for what attention returns, as wide as they are."""
     defaults: Mapping[str, int] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class Architecture:
             "attention and MLP side by side": self.norms == "shared",
             "an MLP without a gate": self.mlp == "plain",
             "layers that carry a state": bool(self.recurrent),
+            "keys shared by layers": self.shares_keys,
         }
         return ", ".join(text for text, applies in reasons.items() if applies)
 
@@ -109,6 +112,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         gguf=Gguf(arch="GEMMA2", windows=True, tied=True, largest=46),
     ),
     "gemma3_text": _GEMMA_3,
+    "gemma4_text": Architecture(
+        norms="around", mlp="gelu", tied=True, head_norms="head", shares_keys=True
+    ),
     "granite": Architecture(),
     "glm4": Architecture(norms="around", rotation="pairs", merged="mlp"),
     "olmo2": Architecture(norms="after", head_norms="width"),
@@ -129,7 +135,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """By model_type. Of others the sizes are taken for Llama's, and nothing else."""
 
-TEXT_PARTS = ("gemma3_text", "mistral", "ministral3", "qwen3_5_text")
+TEXT_PARTS = ("gemma3_text", "gemma4_text", "mistral", "ministral3", "qwen3_5_text")
 """Language models that are loaded alone out of a model that also reads images."""
 
 FUSED_TYPES = tuple(kind for kind, each in ARCHITECTURES.items() if not each.slow_because)

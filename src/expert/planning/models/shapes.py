@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +56,12 @@ class ModelShape:
     recurrent: str = ""
     """The kind of layer that carries a state instead of attending; "": there is none."""
     recurrent_layers: int = 0
+    widest_head: int = 0
+    """Where heads of some layers are wider; else 0."""
+    other_parameters: int = 0
+    """Beyond equal blocks: embeddings of every layer, less the keys that layers share (Gemma 4)."""
+    other_bytes: int = 0
+    """What such embeddings keep for the backward, per token."""
     linear_key_heads: int = 0
     """In layers of linear attention; and the widths of such heads."""
     linear_value_heads: int = 0
@@ -164,7 +170,7 @@ class ModelShape:
             mixed = self.recurrent_sizes.get("in_proj_qkv", (0, 0))[1]
             own = 4 * mixed + 2 * heads + self.linear_value_width if heads else 3 * self.hidden
             small += self.recurrent_layers * (own - 2 * self.head_dim * self.qk_norm)
-        return self.linear_parameters + small + self.rest_parameters
+        return self.linear_parameters + small + self.rest_parameters + self.other_parameters
 
 
 # Far beyond any layer count, width or vocabulary; a larger number is a mistake.
@@ -207,13 +213,13 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     context = _number(config, _CONTEXT_NAMES) or 0
     tied = known.tied or kind.startswith("gemma")
     bias_on_qkv = any(config.get(key) for key in ("attention_bias", "qkv_bias", "use_qkv_bias"))
-    return ModelShape(
+    kv_heads = _number(config, ("num_key_value_heads",))
+    shape = ModelShape(
         layers=sizes["layers"],
         hidden=sizes["hidden"],
         ffn=sizes["ffn"],
         heads=heads,
-        kv_heads=_number(config, ("num_key_value_heads",))
-        or (1 if config.get("multi_query") else heads),
+        kv_heads=kv_heads or (1 if config.get("multi_query") else heads),
         head_dim=_number(config, ("head_dim",)) or sizes["hidden"] // heads,
         vocab=sizes["vocab"],
         context=context,
@@ -235,6 +241,45 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         output_gate=known.output_gate,
         **_recurrence(config, known, sizes),
     )
+    return replace(shape, **_of_shared_keys(config, shape)) if known.shares_keys else shape
+
+
+def _of_shared_keys(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
+    """How the blocks of Gemma 4 differ from each other, and the embeddings of each."""
+
+    def number(key: str, usual: int = 0) -> int:
+        return _number(config, (key,)) or usual
+
+    hidden, heads, layers = shape.hidden, shape.heads, shape.layers
+    own_width, wide = number("hidden_size_per_layer_input"), number("global_head_dim", 512)
+    of_layers = config.get("per_layer_config")
+    kinds = config.get("layer_types") or [
+        "full_attention" if i % 6 == 5 else "" for i in range(layers)
+    ]
+    first_shared, equal = layers - number("num_kv_shared_layers"), config.get("attention_k_eq_v")
+    total = 0
+    for place, kind in enumerate(kinds[:layers]):
+        width, keys = shape.head_dim, shape.kv_heads
+        if kind == "full_attention":
+            own = of_layers.get(str(place), of_layers.get(place)) if of_layers else None
+            width = (own or {}).get("head_dim", wide)
+            keys = (own or {}).get("num_key_value_heads") or keys
+            if equal and not own:
+                keys = number("num_global_key_value_heads", keys)
+        shared, alike = place >= first_shared, bool(equal) and kind == "full_attention"
+        total += 2 * hidden * heads * width + width  # queries, output, norm of queries
+        total += 0 if shared else (1 if alike else 2) * hidden * keys * width + width
+        ffn = shape.ffn * (2 if shared and config.get("use_double_wide_mlp") else 1)
+        total += 3 * hidden * ffn + 4 * hidden
+        total += 2 * hidden * own_width + hidden if own_width else 0
+    if own_width:
+        rows = number("vocab_size_per_layer_input", shape.vocab) + hidden
+        total += rows * layers * own_width + own_width
+    return {
+        "widest_head": wide,
+        "other_parameters": total - layers * shape.block_parameters,
+        "other_bytes": layers * (12 * own_width + 8 * hidden) if own_width else 0,
+    }
 
 
 def _recurrence(

@@ -1,7 +1,9 @@
-"""Layers that carry a state: documents of packed rows stay apart, and what is planned is kept."""
+"""Models whose layers differ: documents of packed rows stay apart, and what is planned is kept."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 from expert.answer.steps import AnswerModel, GrowingSteps
 from expert.core.errors import ExpertError
 from expert.model.recurrent import keep_documents_apart
+from expert.planning.memory.memory import saved_per_token
+from expert.planning.memory.workload import Workload
 from expert.planning.models.architectures import ARCHITECTURES
 from expert.planning.models.shapes import shape_from_config
 from tests.each import each
@@ -33,7 +37,7 @@ def test_families_with_layers_that_carry_a_state():
 
 
 @each("attention", ["sdpa", "eager"])
-@each("family", FAMILIES)
+@each("family", [*FAMILIES, "gemma4_text"])
 def test_packed_documents_are_each_as_if_alone(tmp_path, family, attention):
     """Loss and every gradient; one document is longer than a chunk of 64, one is shorter than the
     convolution."""
@@ -113,16 +117,33 @@ def test_rows_that_answer_together_answer_as_alone_and_leave_when_they_are_done(
                 each.advance(token[None])
 
 
-@each("family", FAMILIES)
+@each("family", [*FAMILIES, "gemma4_text"])
 def test_planned_parameters_are_those_of_the_model(family):
     from transformers import AutoModelForCausalLM
 
-    config = family_config(family, num_hidden_layers=2, tie_word_embeddings=True)
+    config = family_config(family, tie_word_embeddings=True)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shape = shape_from_config(config.to_dict())
     assert shape.parameters == sum(weight.numel() for weight in model.parameters())
-    assert shape.recurrent_layers == 1
+    assert shape.recurrent_layers == (family in FAMILIES)
+
+
+def kept_bytes(model: torch.nn.Module, compute: Callable[[], object]) -> int:
+    """What autograd keeps while `compute` runs, without the model's weights."""
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept, alive = {}, []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        alive.append(tensor)  # so that its memory is not used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        compute()
+    return sum(kept.values())
 
 
 @each("family", FAMILIES)
@@ -136,22 +157,38 @@ def test_planned_bytes_are_what_a_layer_keeps(family):
     keep_documents_apart(model)
     layer, length = model.model.layers[0], 256
     mixing = layer.linear_attn if family == "qwen3_5_text" else layer.conv
-    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
-    kept, alive = {}, []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)  # so that its memory is not used again
-        return tensor
-
     hidden = torch.randn(1, length, 256, dtype=torch.bfloat16, requires_grad=True)
     numbers = torch.ones(1, length, dtype=torch.int32)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        mixing(hidden_states=hidden, seq_idx=numbers)
+    kept = kept_bytes(model, lambda: mixing(hidden_states=hidden, seq_idx=numbers))
     planned = shape_from_config(config.to_dict()).recurrent_bytes
-    assert planned == pytest.approx(sum(kept.values()) / length, rel=0.05)
+    assert planned == pytest.approx(kept / length, rel=0.05)
+
+
+def test_planned_bytes_are_what_a_model_with_embeddings_of_every_layer_keeps():
+    from transformers import AutoModelForCausalLM
+
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_key_value_heads": 1}
+    sizes |= {"head_dim": 128, "global_head_dim": 256, "hidden_size_per_layer_input": 64}
+    config = family_config("gemma4_text", **sizes, use_double_wide_mlp=False)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).requires_grad_(False)
+    hidden = torch.randn(1, 128, 512, dtype=torch.bfloat16, requires_grad=True)
+    own = model.model.get_per_layer_inputs(torch.ones(1, 128, dtype=torch.int64), None)
+    given: dict[str, Any] = {"inputs_embeds": hidden, "per_layer_inputs": own, "use_cache": False}
+    shape = shape_from_config(config.to_dict())
+    work = Workload(shape=shape, rows=1, row_tokens=128, adapter="none", compiled=False)
+    planned = saved_per_token(replace(work, attention="sdpa")) * shape.layers + shape.other_bytes
+    assert planned == pytest.approx(kept_bytes(model, lambda: model.model(**given)) / 128, rel=0.05)
+
+
+def test_heads_wider_than_flash_kernels_take_and_embeddings_of_every_layer(tmp_path):
+    folder = tiny_model(tmp_path / "models" / "base", "gemma4_text", global_head_dim=512)
+    data = manifest({}, base_models=[{"name": str(folder)}])
+    assert plan(data, "h200").kernels.attention == "sdpa"
+    data["soft_prompts"] = [{"name": "lead", "tokens": 4}]
+    with pytest.raises(
+        ExpertError, match="soft_prompts: this model has embeddings for every layer"
+    ):
+        plan(data, "h200")
 
 
 def test_methods_that_share_a_prompt_are_refused(tmp_path):
