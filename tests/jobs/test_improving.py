@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
+import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
 from expert import improve
 from expert.answer.writer import Answer
@@ -28,8 +33,11 @@ from expert.jobs.improve.rows import (
 )
 from expert.jobs.report import report
 from expert.jobs.validate.test_sets import TestSet
+from expert.jobs.validate.validate import JudgeChoice
 from expert.jobs.validate.vote import vote
 from expert.judging.cases import Case
+from expert.judging.gate import GateRequirements
+from expert.judging.judge_command import JudgeCommand
 from tests.each import each
 from tests.jobs.drawn import drawn_and_learnt
 from tests.jobs.runs import base_model, place, plan_of, run, saved_steps, write_expert
@@ -580,3 +588,40 @@ def test_what_the_rows_of_a_round_would_not_keep_is_refused(tmp_path):
     )
     with pytest.raises(ExpertError, match="its tasks have weights"):
         improve(weighted, output=tmp_path, **HOW)
+
+
+def test_an_interruption_does_not_wait_for_a_judge_command(tmp_path, monkeypatch):
+    """It would take a thousand seconds; nothing of its group is written."""
+    started = tmp_path / "started"
+    code = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(1000)"
+    judge = JudgeCommand(command=shlex.join([sys.executable, "-c", code]), seconds=2000)
+    judging = JudgeChoice(
+        domain="",
+        because="",
+        judge=judge,
+        has_judged_answers=True,
+        compares_with_base=False,
+        demands=GateRequirements(),
+        strict=False,
+    )
+    monkeypatch.setitem(asking.ANSWERS_AT_ONCE, "cpu", 1)
+
+    def answered(trained: Any, examples: list[Example], *_: Any, **more: Any) -> list[Answer]:
+        if more["numbers"] == [1]:  # while the first is judged
+            while not started.exists():
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+        return [Answer(text="a", marked="a", tokens=1, ended=True)]
+
+    monkeypatch.setattr("expert.answer.engine.answer_all", answered)
+    turns = (Turn("user", "q"), Turn("assistant", "a"))
+    prompts = [
+        (Case(id=name, turns=(("user", "q"),), expected="a"), Example(turns)) for name in "xy"
+    ]
+    trained, how = cast(Any, SimpleNamespace(device=torch.device("cpu"))), cast(Any, None)
+    file, ignore = tmp_path / "answers.jsonl", lambda *_: None
+    with pytest.raises(KeyboardInterrupt):
+        asking.ask(
+            *(trained, prompts, file, how, judging), count=1, seed=0, tell=ignore, note=ignore
+        )
+    assert not read_answers(file)

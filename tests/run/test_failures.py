@@ -96,10 +96,13 @@ def test_a_card_without_bf16_is_another_precision(monkeypatch):
     check_precision(plan(), CARD)
 
 
-def model(**config: Any) -> Any:
-    shape = SimpleNamespace(hidden_size=64, num_attention_heads=4, **config)
+def model(*layers: tuple[int, int]) -> Any:
+    """With attention of these widths of heads and numbers of queries that share keys."""
+    parts = [SimpleNamespace(head_dim=width, num_key_value_groups=many) for width, many in layers]
+    shape = SimpleNamespace(hidden_size=64, num_attention_heads=4)
     whole = SimpleNamespace(get_text_config=lambda: shape)
-    return SimpleNamespace(module=None, causal_lm=SimpleNamespace(config=whole))
+    lm = SimpleNamespace(config=whole, modules=lambda: [SimpleNamespace(), *parts])
+    return SimpleNamespace(module=None, causal_lm=lm)
 
 
 def test_flash_attention_is_tried_with_the_heads_of_the_model(monkeypatch):
@@ -112,7 +115,7 @@ def test_flash_attention_is_tried_with_the_heads_of_the_model(monkeypatch):
 
     monkeypatch.setattr(attention, "attention_failure", works)
     with pytest.raises(PlanUnsupported) as caught:
-        check_attention(plan(attention="flash"), model(num_key_value_heads=2, head_dim=32), CARD)
+        check_attention(plan(attention="flash"), model((16, 4), (32, 2)), CARD)
     assert failure_of(caught.value) == KernelUnavailable(kernel="attention", reason=why)
     why = "OutOfMemoryError: CUDA out of memory."
     check_attention(plan(attention="flash"), model(), CARD)

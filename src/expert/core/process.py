@@ -136,6 +136,9 @@ def _kill(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+_running: set[subprocess.Popen[str]] = set()
+
+
 def run_program(
     command: Sequence[str],
     given: str = "",
@@ -146,15 +149,24 @@ def run_program(
     """Run a program on the input `given`: its stdout, stderr and exit code, which is None if it was
     killed at the time limit with everything it started. OSError if it cannot start."""
     process = _started(command, subprocess.PIPE, env, None)
+    _running.add(process)
     try:
         return *process.communicate(given, timeout=seconds), process.returncode
     except subprocess.TimeoutExpired:
         _kill(process)
         return *process.communicate(), None
     finally:
+        _running.discard(process)
         if process.poll() is None:
             _kill(process)
         process.wait()
+
+
+def stop_programs() -> None:
+    """Kill what `run_program` runs in other threads: Ctrl-C does not reach programs in sessions of
+    their own, and their time limit may be long."""
+    for process in list(_running):
+        _kill(process)
 
 
 def describe_exit(code: int) -> str:

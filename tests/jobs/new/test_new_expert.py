@@ -203,7 +203,7 @@ def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
 
 
 def test_few_rows_get_more_epochs_than_many(tmp_path):
-    for count, epochs in ((360, 5), (1000, 3)):
+    for count, epochs in ((360, 5), (1000, 3), (20_000, 2)):
         rows = [{"instruction": f"say {n}", "output": f"{n}"} for n in range(count)]
         file = write_rows(tmp_path / f"{count}.jsonl", rows)
         made = new_expert(f"of-{count}", data=file, into=tmp_path)

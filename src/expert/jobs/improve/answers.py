@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from expert.answer.decoding import DecodingSettings
 from expert.core.errors import ExpertError
 from expert.core.files import read_bytes
+from expert.core.process import stop_programs
 from expert.core.stored_json import parse_json
 from expert.core.text import percent
 from expert.jobs.validate.validate import JudgeChoice, Note, Tell, judge_answers
@@ -145,7 +147,7 @@ def ask(
     def report(done: int, of: int) -> None:
         tell("answering training prompts", (asked + done) // count, len(prompts))
 
-    with ThreadPoolExecutor(1) as judges:
+    with ThreadPoolExecutor(1) as judges, _stopped_early(judges):
         for first in range(0, len(left), size):
             part, asked = left[first : first + size], (len(known) + first) * count
             answers = answer_all(
@@ -164,6 +166,17 @@ def ask(
         take(0)
     places = {case.id: place for place, (case, _) in enumerate(prompts)}
     return sorted(found, key=lambda each: places.get(each.id, 0))
+
+
+@contextmanager
+def _stopped_early(judges: ThreadPoolExecutor) -> Iterator[None]:
+    """Do not wait for a judge command when interrupted: its answers are asked again."""
+    try:
+        yield
+    except BaseException:
+        judges.shutdown(wait=False, cancel_futures=True)
+        stop_programs()
+        raise
 
 
 def judged(
