@@ -84,6 +84,14 @@ def family_config(family: str, **changes: Any) -> Any:
         own |= {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "pad_token_id": 0}
         own |= {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 16}
         return transformers.Gemma4TextConfig(**{**_SIZES, **own, **changes})
+    if family in ("qwen3_moe", "mixtral"):
+        own = {"head_dim": 16, "num_experts_per_tok": 2}
+        if family == "mixtral":
+            return transformers.MixtralConfig(
+                **{**_SIZES, **own, "num_local_experts": 8, **changes}
+            )
+        own |= {"num_experts": 8, "moe_intermediate_size": 32}
+        return transformers.Qwen3MoeConfig(**{**_SIZES, **own, **changes})
     if family == "lfm2":
         own = {"layer_types": ["conv", "full_attention"]}
         return transformers.Lfm2Config(**{**_SIZES, **own, **changes})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from expert.model.recurrent import keep_documents_apart
 from expert.planning.memory.memory import saved_per_token
 from expert.planning.memory.workload import Workload
 from expert.planning.models.architectures import ARCHITECTURES
-from expert.planning.models.shapes import shape_from_config
+from expert.planning.models.shapes import ModelShape, shape_from_config
 from tests.each import each
 from tests.model.models import (
     documents,
@@ -27,6 +30,11 @@ from tests.model.models import (
 )
 from tests.planning.planning import manifest, plan
 
+
+def shape_of_folder(folder: Path) -> ModelShape:
+    return shape_from_config(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
 FAMILIES = [kind for kind, row in ARCHITECTURES.items() if row.recurrent]
 FLOAT_ERROR = 2e-6  # sums in another order
 OF_DECAYS = 2e-3  # small differences of sums of logs, among them that of what is forgotten
@@ -37,7 +45,7 @@ def test_families_with_layers_that_carry_a_state():
 
 
 @each("attention", ["sdpa", "eager"])
-@each("family", [*FAMILIES, "gemma4_text"])
+@each("family", [*FAMILIES, "gemma4_text", "qwen3_moe", "mixtral"])
 def test_packed_documents_are_each_as_if_alone(tmp_path, family, attention):
     """Loss and every gradient; one document is longer than a chunk of 64, one is shorter than the
     convolution."""
@@ -117,7 +125,7 @@ def test_rows_that_answer_together_answer_as_alone_and_leave_when_they_are_done(
                 each.advance(token[None])
 
 
-@each("family", [*FAMILIES, "gemma4_text"])
+@each("family", [*FAMILIES, "gemma4_text", "qwen3_moe", "mixtral"])
 def test_planned_parameters_are_those_of_the_model(family):
     from transformers import AutoModelForCausalLM
 
@@ -178,6 +186,38 @@ def test_planned_bytes_are_what_a_model_with_embeddings_of_every_layer_keeps():
     work = Workload(shape=shape, rows=1, row_tokens=128, adapter="none", compiled=False)
     planned = saved_per_token(replace(work, attention="sdpa")) * shape.layers + shape.other_bytes
     assert planned == pytest.approx(kept_bytes(model, lambda: model.model(**given)) / 128, rel=0.05)
+
+
+def test_planned_bytes_are_what_a_mixture_of_experts_keeps():
+    """The rest of a block is planned with some room."""
+    from transformers import AutoModelForCausalLM
+
+    sizes = {"hidden_size": 512, "num_hidden_layers": 1, "num_experts": 16, "head_dim": 64}
+    config = family_config("qwen3_moe", **sizes, moe_intermediate_size=128)
+    make = partial(AutoModelForCausalLM.from_config, config, dtype=torch.bfloat16)
+    model = make(experts_implementation="grouped_mm").requires_grad_(False)
+    hidden = torch.randn(1, 256, 512, dtype=torch.bfloat16, requires_grad=True)
+    shape = shape_from_config(config.to_dict())
+    work = Workload(shape=shape, rows=1, row_tokens=256, adapter="none", compiled=False)
+    planned = saved_per_token(replace(work, attention="sdpa")) + shape.other_bytes
+    kept = kept_bytes(model, lambda: model.model(inputs_embeds=hidden, use_cache=False))
+    assert planned == pytest.approx(kept / 256, rel=0.08)
+
+
+def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_compute_a_token(tmp_path):
+    """Qwen3-30B-A3B as published: 30.5 billion, 3.3 of them active."""
+    from transformers import Qwen3MoeConfig
+
+    sizes: dict[str, Any] = {"num_hidden_layers": 48, "num_experts": 128, "head_dim": 128}
+    config = Qwen3MoeConfig(**sizes, num_experts_per_tok=8, vocab_size=151_936)
+    shape = shape_from_config(config.to_dict())
+    assert (shape.parameters, shape.active_parameters) == (30_532_122_624, 3_353_032_704)
+    folder = tiny_model(tmp_path / "models" / "base", "qwen3_moe")
+    made = plan(manifest({}, base_models=[{"name": str(folder)}]), "h200")
+    assert any("8 experts of a layer get no adapter" in remark.text for remark in made.remarks)
+    assert not made.kernels.compile
+    [found] = [each for each in made.decisions if each.path == "model.parameters"]
+    assert f"{shape_of_folder(folder).active_parameters:,} of them compute" in found.because
 
 
 def test_heads_wider_than_flash_kernels_take_and_embeddings_of_every_layer(tmp_path):

@@ -50,7 +50,6 @@ START_SECONDS = (10.0, 40.0)
 EVALUATION = 0.4
 """Relative to training on as many tokens: a forward pass, in larger batches."""
 GRAPHS = "kernels.cuda_graphs"
-STATEFUL = "it was not tried with layers that carry a state"
 NOT_ENOUGH_MEMORY = "too little memory: captured passes keep theirs"
 
 
@@ -150,8 +149,8 @@ def _obstacle(draft: PlanDraft, *, engine: str, recomputes: bool, compiled: bool
     if draft.config.method == ON_POLICY:
         return "answers vary in length: each batch has a width of its own"
     shape = draft.resolved.shape
-    if shape is not None and shape.recurrent:
-        return STATEFUL
+    if shape is not None and shape.untried:
+        return f"they were not tried with {shape.untried}"
     if engine in SPLITS_WEIGHTS:
         return "sharded weights are gathered for each pass, which is not captured"
     if not (draft.packed or draft.is_char_model):

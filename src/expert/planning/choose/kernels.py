@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from expert.core.install import pip_install
 from expert.manifest.schema.kinds import LOW_RANK, ON_POLICY
-from expert.planning.choose.fastest import STATEFUL, choose_capture
+from expert.planning.choose.fastest import choose_capture
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.decisions import Source
@@ -282,8 +282,8 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     if draft.config.method == ON_POLICY:
         obstacle = "answers vary in length: each width would be compiled again"
     shape = draft.resolved.shape
-    if shape is not None and shape.recurrent:
-        obstacle = obstacle or STATEFUL
+    if shape is not None and shape.untried:
+        obstacle = obstacle or f"it was not tried with {shape.untried}"
         if shape.recurrent == "linear_attention" and draft.on_gpu and not _has_linear_kernels():
             text = "its linear attention runs in plain torch, which is slow: pip install fla-core"
             draft.warn("kernels.attention", text)

@@ -77,6 +77,8 @@ def settle_model(draft: PlanDraft) -> None:
         draft.settle("model.revision", spec.revision, because, "manifest")
     size = resolved.shape.parameters if resolved.shape is not None else None
     because = resolved.shape_from if size else f"unknown: {resolved.shape_from}"
+    if size and resolved.shape is not None and resolved.shape.experts:
+        because += f"; {resolved.shape.active_parameters:,} of them compute a token"
     draft.settle("model.parameters", size, because)
     shape = spec.architecture
     if draft.is_char_model and shape is None:
@@ -151,6 +153,10 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
             return draft.choose(path, key, given, because, "manifest")
         return draft.choose(path, key, default, because, "preset")
 
+    shape = draft.resolved.shape
+    if shape is not None and shape.experts and kind not in ("full", "none"):
+        text = f"the {shape.experts} experts of a layer get no adapter, only its attention does"
+        draft.warn("adapter.target_modules", text)
     if takes(kind, "rank"):
         rank = choose("rank", released.r, DEFAULT_RANK, "the usual rank")
     else:

@@ -137,7 +137,7 @@ def flops_per_token(work: Workload, mean_document: float) -> float:
     forward.
     """
     s = work.shape
-    blocks = s.linear_parameters
+    blocks = s.linear_parameters + s.layers * s.experts_per_token * 3 * s.hidden * s.expert_ffn
     head = s.vocab * s.hidden
     attention = s.layers * 4 * s.q_width * mean_document / 2
     total = 4.0 * (blocks + head) + 3.5 * attention

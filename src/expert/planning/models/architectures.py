@@ -58,6 +58,8 @@ class Architecture:
     """In layer_types, the kind of layer that carries a state instead of attending."""
     shares_keys: bool = False
     """The last layers attend to keys of earlier ones, and every layer has embeddings of its own."""
+    experts: bool = False
+    """Every layer has experts instead of an MLP, of which a router chooses some for each token."""
     output_gate: bool = False
     """Queries come with a gate for what attention returns, as wide as they are."""
     defaults: Mapping[str, int] = field(default_factory=dict)
@@ -77,6 +79,7 @@ class Architecture:
             "an MLP without a gate": self.mlp == "plain",
             "layers that carry a state": bool(self.recurrent),
             "keys shared by layers": self.shares_keys,
+            "experts": self.experts,
         }
         return ", ".join(text for text, applies in reasons.items() if applies)
 
@@ -123,6 +126,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm="rms 1+w", head_norms="head", recurrent="linear_attention", output_gate=True
     ),
     "lfm2": Architecture(head_norms="head", tied=True, recurrent="conv"),
+    "qwen3_moe": Architecture(head_norms="head", experts=True),
+    "mixtral": Architecture(experts=True),
     "stablelm": Architecture(norm="layer"),
     "starcoder2": _gpt(tied=True),
     "phi": _gpt(norms="shared", head_bias=True),
@@ -158,7 +163,7 @@ def model_rows() -> list[tuple[str, str, str, str]]:
     return [
         *sorted(known, key=lambda row: bool(row[2])),
         ("others of transformers", "transformers' blocks", "not looked at", "–"),
-        ("mixtures of experts", "transformers' blocks", "their memory is not known", "–"),
+        ("other mixtures of experts", "transformers' blocks", "their memory is not known", "–"),
         (
             "models of images",
             "as alone",

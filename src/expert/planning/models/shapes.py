@@ -62,6 +62,10 @@ class ModelShape:
     """Beyond equal blocks: embeddings of every layer, less the keys that layers share (Gemma 4)."""
     other_bytes: int = 0
     """What such embeddings keep for the backward, per token."""
+    experts: int = 0
+    """In every layer instead of an MLP; adapters leave them as they are."""
+    experts_per_token: int = 0
+    expert_ffn: int = 0
     linear_key_heads: int = 0
     """In layers of linear attention; and the widths of such heads."""
     linear_value_heads: int = 0
@@ -87,7 +91,9 @@ class ModelShape:
             "up_proj": (self.hidden, self.ffn),
             "down_proj": (self.ffn, self.hidden),
         }
-        if self.gated_mlp:
+        if self.experts:
+            del sizes["up_proj"], sizes["down_proj"]
+        elif self.gated_mlp:
             sizes["gate_proj"] = (self.hidden, self.ffn)
         together: dict[str, tuple[str, ...]] = {}
         if self.merged:
@@ -111,6 +117,19 @@ class ModelShape:
         other = sum(math.prod(size) for size in self.recurrent_sizes.values())
         every = self.layers * self.block_linear_parameters
         return every + self.recurrent_layers * (other - attention)
+
+    @property
+    def untried(self) -> str:
+        """What compiled blocks and CUDA graphs were not tried with; "": nothing."""
+        if self.recurrent:
+            return "layers that carry a state"
+        return "experts" if self.experts else "keys shared by layers" * bool(self.widest_head)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that compute a token."""
+        idle = (self.experts - self.experts_per_token) * 3 * self.hidden * self.expert_ffn
+        return self.parameters - self.layers * idle
 
     @cached_property
     def recurrent_sizes(self) -> Mapping[str, tuple[int, int]]:
@@ -202,7 +221,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     known = ARCHITECTURES.get(kind, Architecture())
     config = {**known.defaults, **config}
     experts = next((config[key] for key in _EXPERT_NAMES if config.get(key)), None)
-    if experts:
+    if experts and (not known.experts or config.get("mlp_only_layers") or _skips(config)):
         raise UnknownShape(f"a mixture of {experts} experts is not modelled")
     if config.get("kv_lora_rank"):
         raise UnknownShape("multi-head latent attention (kv_lora_rank) is not modelled")
@@ -241,7 +260,33 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         output_gate=known.output_gate,
         **_recurrence(config, known, sizes),
     )
+    if known.experts:
+        return replace(shape, **_of_experts(config, shape))
     return replace(shape, **_of_shared_keys(config, shape)) if known.shares_keys else shape
+
+
+def _skips(config: Mapping[str, Any]) -> bool:
+    """Whether only some layers have experts."""
+    return bool(config.get("decoder_sparse_step", 1) != 1)
+
+
+def _of_experts(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
+    experts, chosen = _number(config, _EXPERT_NAMES), _number(config, ("num_experts_per_tok",))
+    ffn = _number(config, ("moe_intermediate_size", "intermediate_size"))
+    if not (experts and chosen and ffn):
+        raise UnknownShape("config.json has no usable num_experts_per_tok")
+    each = experts * (3 * shape.hidden * ffn + shape.hidden)
+    # What grouped products keep beside an MLP as wide, the weights of the chosen and the router's
+    # probabilities; a test counts it.
+    kept = chosen * (2 * shape.hidden + 35) + 4 * experts + 4 * shape.hidden
+    return {
+        "experts": experts,
+        "experts_per_token": chosen,
+        "expert_ffn": ffn,
+        "ffn": chosen * ffn,
+        "other_parameters": shape.layers * each,
+        "other_bytes": shape.layers * kept,
+    }
 
 
 def _of_shared_keys(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
