@@ -216,6 +216,9 @@ def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_comput
     made = plan(manifest({}, base_models=[{"name": str(folder)}]), "h200")
     assert any("8 experts of a layer get no adapter" in remark.text for remark in made.remarks)
     assert not made.kernels.compile
+    data = manifest({}, base_models=[{"name": str(folder)}])
+    data["soft_prompts"] = [{"name": "lead", "tokens": 4}]
+    assert plan(data, "h200").memory.fits
     [found] = [each for each in made.decisions if each.path == "model.parameters"]
     assert f"{shape_of_folder(folder).active_parameters:,} of them compute" in found.because
 

@@ -285,7 +285,8 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     if shape is not None and shape.untried:
         obstacle = obstacle or f"it was not tried with {shape.untried}"
         if shape.recurrent == "linear_attention" and draft.on_gpu and not _has_linear_kernels():
-            text = "its linear attention runs in plain torch, which is slow: pip install fla-core"
+            text = "its linear attention runs in plain torch, which is slow: the package "
+            text += "flash-linear-attention is used if it is installed"
             draft.warn("kernels.attention", text)
     if draft.on_gpu and not draft.has_capability(VOLTA):
         obstacle = f"{draft.card_label} is older than Triton supports (7.0)"

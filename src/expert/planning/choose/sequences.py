@@ -161,7 +161,7 @@ def settle_sequences(draft: PlanDraft) -> None:
         what = f"{tokens} tokens leave no room for text in sequences of {length}"
         fix = "use fewer tokens, or a larger training.config.max_seq_length"
         raise ExpertError(f"soft_prompts: {what}  ({fix})")
-    if tokens and draft.resolved.shape is not None and draft.resolved.shape.other_bytes:
+    if tokens and draft.resolved.shape is not None and draft.resolved.shape.widest_head:
         what = "this model has embeddings for every layer, which a soft prompt would need too"
         raise ExpertError(f"soft_prompts: {what}  (use an adapter)")
     asked = draft.config.packing
