@@ -146,6 +146,10 @@ def test_a_run_without_rows_to_evaluate_needs_no_memory_for_it():
     counted = replace(survey, packed=packed)
     del data["training"]["dataset"]["validation_split"]
     assert workload_of(plan(data, "h200", survey=counted)).evaluated_rows == 7
+    data["training"]["config"] |= {"evaluation_strategy": "steps", "eval_steps": 2}
+    few = workload_of(plan(data, "h200", survey=counted))  # 32 rows of 100 tokens
+    assert few.evaluated_rows == 3
+    data["training"]["config"]["eval_max_rows"] = None  # all
     data["training"]["dataset"]["test_path"] = "test.jsonl"
     work = workload_of(plan(data, "h200", survey=survey))
     assert work.evaluated_tokens == 64 * work.evaluated_row_tokens

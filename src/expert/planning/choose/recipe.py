@@ -19,6 +19,11 @@ from expert.manifest.schema.kinds import (
     takes,
 )
 from expert.manifest.schema.manifest import Adapter, CharGptShape
+from expert.planning.choose.sequences import (
+    LEAST_EVALUATED_ROWS,
+    rows_to_evaluate,
+    steps_between_evaluations,
+)
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
@@ -37,9 +42,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FACTOR = 10
 """In preference training, the usual rate of an adapter over that of all weights."""
 SECONDS_WITHOUT_PROGRESS, SECONDS_TO_COMPILE = 60.0, 600.0
-EVALUATED_TIME, LEAST_EVALUATED_ROWS = 0.1, 32
-EVALUATION_SHARE = 1 / 3
-"""Cost of evaluating as many rows as in a step: only the forward, the backward takes twice that."""
 DEFAULT_WARMUP_RATIO = 0.03
 STREAMED_SAVE_STEPS = 500
 NEEDS_END = "needs the total number of steps, which a stream does not have"
@@ -337,20 +339,15 @@ def _settle_evaluation(draft: PlanDraft) -> bool:
     strategy = draft.choose(path, "evaluation_strategy", chosen, because, "preset")
     if strategy != "no" and not has_rows:
         draft.warn(path, "there are no validation rows to evaluate")
-    # At most so many validation rows that evaluating takes a small share of the time.
     config, path = draft.config, "watch.eval_rows"
-    steps = config.eval_steps
-    if strategy == "epoch":
-        steps = (draft["length.steps_per_epoch"] or 0) * config.eval_every_epochs
-    steps = min(filter(None, (steps, draft[TOTAL])), default=None)
+    steps = steps_between_evaluations(draft, strategy)
     if config.eval_max_rows != "auto":
         draft.settle_from_config(path, "eval_max_rows")
     elif strategy == "no" or steps is None:
         because = "nothing is evaluated" if strategy == "no" else "how often is not known yet"
         draft.settle(path, None, because, "preset")
     else:
-        trained = steps * draft["batch.examples_per_update"]
-        rows = max(LEAST_EVALUATED_ROWS, int(EVALUATED_TIME / EVALUATION_SHARE * trained))
+        rows = rows_to_evaluate(draft, steps)
         because = f"a tenth of the time of {counted(steps, 'step')}, or {LEAST_EVALUATED_ROWS} rows"
         draft.settle(path, rows, because, "preset")
     return strategy != "no" and has_rows

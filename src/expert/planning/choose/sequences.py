@@ -15,6 +15,9 @@ DEFAULT_EXAMPLES_PER_STEP = 16
 DEFAULT_LENGTH = 2048
 # Packing over a shuffled window fills 97.0-99.97 % of a sequence that holds three rows or more.
 PACKED_FILL = 0.99
+EVALUATED_TIME, LEAST_EVALUATED_ROWS = 0.1, 32
+EVALUATION_SHARE = 1 / 3
+"""Cost of evaluating as many rows as in a step: only the forward, the backward takes twice that."""
 ROWS_TOLERANCE = 0.05
 """How far the mean rows of a step may be from the requested number before sequences are shortened:
 whole sequences rarely hold exactly that many rows."""
@@ -235,19 +238,46 @@ def evaluated_sequences(draft: PlanDraft) -> tuple[int, str] | None:
     return sequences, f"eval_batch_size {asked} is rows, {rows}"
 
 
+def steps_between_evaluations(draft: PlanDraft, strategy: str) -> int | None:
+    """None: not known yet."""
+    steps = draft.config.eval_steps
+    if strategy == "epoch":
+        steps = (draft["length.steps_per_epoch"] or 0) * draft.config.eval_every_epochs
+    return min(filter(None, (steps, draft["length.total_steps"])), default=None)
+
+
+def rows_to_evaluate(draft: PlanDraft, steps: int) -> int:
+    """At most so many validation rows that evaluating takes a small share of the time of the steps
+    before."""
+    trained = steps * draft["batch.examples_per_update"]
+    return max(LEAST_EVALUATED_ROWS, int(EVALUATED_TIME / EVALUATION_SHARE * trained))
+
+
 def held_out_sequences(draft: PlanDraft) -> int | None:
     """How many sequences hold the rows that are evaluated; None if these are not a known share of
     the training rows."""
-    data, known = draft.dataset, draft.survey
-    if known.packed is not None:
-        return known.packed.held_out
-    if draft.has_validation_file or data.tasks or data.test_path or not known.rows:
+    data, known, config = draft.dataset, draft.survey, draft.config
+    held_out = known.packed.held_out if known.packed is not None else None
+    if data.tasks or data.test_path:
+        return held_out
+    if held_out is None and (draft.has_validation_file or not known.rows):
         return None
-    rows, length = math.ceil(known.rows * data.validation_split), int(draft["data.max_seq_length"])
-    if not draft.packed:
-        return rows
+    length, most = int(draft["data.max_seq_length"]), config.eval_max_rows
+    strategy = config.evaluation_strategy
+    if strategy == "auto":
+        strategy = "steps" if config.eval_steps else "epoch"
+    steps = steps_between_evaluations(draft, strategy)
+    rows = (
+        math.inf if held_out is not None else math.ceil((known.rows or 0) * data.validation_split)
+    )
+    if most == "auto":
+        most = None if steps is None else rows_to_evaluate(draft, steps)
+    if most is not None:
+        rows = min(rows, most)
     mean = min(draft.mean_document(length) + draft.soft_tokens, length)
-    return math.ceil(rows * mean / (PACKED_FILL * length)) + 1
+    each = PACKED_FILL * length / mean if draft.packed else 1
+    needed = held_out if math.isinf(rows) else math.ceil(rows / each) + draft.packed
+    return needed if held_out is None or needed is None else min(held_out, needed)
 
 
 def _settle_examples(draft: PlanDraft) -> int:
