@@ -431,6 +431,14 @@ def test_a_run_that_answers_with_a_checkpoint_is_not_continued_from_another(tmp_
         improve(with_checkpoint, **STEPS, output=tmp_path)
 
 
+def test_layers_that_carry_a_state_cannot_share_a_prompt(tmp_path):
+    work = plan_of(unsure())["memory"]["workload"]
+    changed = {"workload": {**work, "shape": {**work["shape"], "recurrent": "conv"}}}
+    stateful = with_plan(unsure(), tmp_path / "run", memory=changed)
+    with pytest.raises(ExpertError, match="carry a state from there"):
+        improve(stateful, **STEPS, output=tmp_path)
+
+
 def test_only_improve_trains_on_answers_of_the_run(tmp_path):
     done = improve(unsure(), **STEPS, output=tmp_path)
     with pytest.raises(ExpertError, match="expert improve RUN --method grpo"):

@@ -409,6 +409,9 @@ def _refuse_unfit(start: Run, method: Method) -> None:
         plan.adapter.type not in (*LOW_RANK, "full") or plan.adapter.soft_prompts
     ):
         fault = "--method grpo continues lora, dora or full without soft prompts  (rft trains any)"
+    elif method != "rft" and (plan.memory.workload or {}).get("shape", {}).get("recurrent"):
+        fault = f"--method {method} reads a prompt once for all its answers, and layers of this "
+        fault += "model carry a state from there  (use rft)"
     elif method != "rft" and not choose(start.folder, plan.watch.packaging_checkpoint).is_final:
         fault = f"--method {method} continues final/, and the run answers with its checkpoint "
         fault += f"{plan.watch.packaging_checkpoint}  (rft trains from the base)"
