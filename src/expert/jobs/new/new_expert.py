@@ -55,7 +55,7 @@ FEW_ROWS, EPOCHS_FOR_FEW_ROWS = 1000, 5
 """Few rows make few steps: trained on 360 rows of dates, `tiny` answers 91.7 % correctly after 3
 epochs and 100 % after 5."""
 MANY_ROWS, EPOCHS_FOR_MANY_ROWS = 20_000, 2
-"""Of 25,116 SQL rows a third epoch made the validation loss worse in three runs, and one epoch
+"""Of 25,116 SQL rows a third epoch made the validation loss worse in two runs, and one epoch
 alone gave 78.1 % right answers where three gave 78.8 and 79.1 % (docs/QUALITY.md)."""
 SAMPLED_ROWS = 50
 """Rows that are read closely to understand a file."""
