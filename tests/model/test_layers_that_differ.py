@@ -25,6 +25,7 @@ from tests.model.models import (
     family_config,
     load,
     make_batch,
+    refusal,
     tiny_model,
     trainable_tensors,
 )
@@ -170,6 +171,34 @@ def test_planned_bytes_are_what_a_layer_keeps(family):
     kept = kept_bytes(model, lambda: mixing(hidden_states=hidden, seq_idx=numbers))
     planned = shape_from_config(config.to_dict()).recurrent_bytes
     assert planned == pytest.approx(kept / length, rel=0.05)
+
+
+@each("changes", [{"hidden_size_per_layer_input": 0, "attention_k_eq_v": True}, {}])
+def test_parameters_are_those_of_the_model_as_published_and_as_transformers_saves_it(changes):
+    """transformers writes its layers that differ as {"05": …}; the published files do not have
+    them. Keys that are left out have the class's values."""
+    from transformers import AutoModelForCausalLM
+
+    kinds = (["sliding_attention"] * 5 + ["full_attention"]) * 2
+    own: dict[str, Any] = {"num_hidden_layers": 12, "layer_types": kinds, "head_dim": 16}
+    own |= {"num_global_key_value_heads": 1, "global_head_dim": 48, **changes}
+    config = family_config("gemma4_text", **own)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    saved = config.to_dict()
+    assert "05" in saved["per_layer_config"]
+    published = {key: value for key, value in saved.items() if key != "per_layer_config"} | own
+    for written in (saved, published):
+        shape = shape_from_config(written)
+        assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+        assert shape.widest_head == 48
+
+
+def test_a_model_that_the_plan_did_not_know_refuses_answers_that_share_a_prompt(tmp_path):
+    loaded = load(tiny_model(tmp_path / "model", "lfm2"), "none")
+    batch: Any = make_batch([documents(9)])
+    object.__setattr__(batch, "branch", torch.zeros_like(batch.tokens))
+    assert "would see each other" in refusal(lambda: loaded.hidden(batch))
 
 
 def test_planned_bytes_are_what_a_model_with_embeddings_of_every_layer_keeps():

@@ -25,8 +25,7 @@ from torch.nn.attention.flex_attention import flex_attention as torch_flex_atten
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
-from expert.model.inputs import ModelInput
-from expert.model.recurrent import documents_of
+from expert.model.inputs import ModelInput, documents_of
 from expert.planning.models.resolve import expert_home
 
 # Imported here because the calls are inside compiled graphs.

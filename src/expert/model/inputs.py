@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -64,3 +65,8 @@ class BranchedInput(ModelInput, Protocol):
     @property
     def reference(self) -> Tensor:
         """float32 [answers]: their log-probabilities under the starting weights."""
+
+
+def documents_of(positions: Tensor) -> Tensor:
+    """int32 [rows, length]: a number for each position that identifies its document in the row."""
+    return (positions == 0).cumsum(1, dtype=torch.int32)

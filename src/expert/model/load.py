@@ -35,7 +35,7 @@ from expert.model.base_folder import (
 from expert.model.blocks import find_blocks
 from expert.model.chargpt import CharGpt, load_char_gpt
 from expert.model.errors import ModelError
-from expert.model.inputs import BranchedInput, ModelInput
+from expert.model.inputs import BranchedInput, ModelInput, documents_of
 from expert.model.loss import evaluated, kernel_for, summed_loss, target_losses
 from expert.model.quantised import (
     prepare_quantised_layers,
@@ -44,7 +44,7 @@ from expert.model.quantised import (
     to_float8,
     to_plain_tensors,
 )
-from expert.model.recurrent import documents_of, is_recurrent, keep_documents_apart
+from expert.model.recurrent import keep_documents_apart, recurrent_kind
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
@@ -90,7 +90,10 @@ class LoadedModel:
                     embedding, batch.tokens, batch.positions, batch.soft_mask
                 )
             }
-        if is_recurrent(self.causal_lm.config):
+        if recurrent_kind(self.causal_lm.config):
+            if getattr(batch, "branch", None) is not None:  # the plan did not know the model yet
+                what = "its layers carry a state, and answers to one prompt would see each other"
+                raise ModelError("training.config.method", what, "use method: sft")
             inputs["seq_idx"] = documents_of(batch.positions)
         output = self.decoder(
             **inputs,
@@ -388,7 +391,7 @@ def _load_base(
     missing = sorted(info["missing_keys"])
     if inside_of(folder):
         base._weight_conversions = []  # saved under its own names: these cannot be turned back
-    if is_recurrent(base.config):
+    if recurrent_kind(base.config):
         keep_documents_apart(base)
     if missing:  # transformers would continue with random weights
         shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
@@ -420,7 +423,7 @@ def _refuse_other_mixing(config: Any, folder: Path) -> None:
     model_class = auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     kinds = set(getattr(config, "layer_types", None) or [])
     unsupported = sorted(kinds - _ATTENTION_LAYERS)
-    if unsupported and unsupported == [is_recurrent(config)]:
+    if unsupported and unsupported == [recurrent_kind(config)]:
         return
     if unsupported or model_class._is_stateful or not model_class._supports_attention_backend:
         how = ", ".join(unsupported) or "a custom attention"

@@ -19,16 +19,10 @@ FORGOTTEN = -40.0
 in float32; a larger number would cost digits of the sums of logs within a chunk."""
 
 
-def is_recurrent(config: Any) -> str:
+def recurrent_kind(config: Any) -> str:
     """The kind of a model's layers that carry a state, as in its layer_types; "" if it has none."""
     known = ARCHITECTURES.get(getattr(config, "model_type", ""))
     return known.recurrent if known else ""
-
-
-def documents_of(positions: Tensor) -> Tensor:
-    """int32 [rows, length]: a number for each position that identifies its document in the row. As
-    `seq_idx` it reaches these layers as an argument of the model."""
-    return (positions == 0).cumsum(1, dtype=torch.int32)
 
 
 def keep_documents_apart(model: nn.Module) -> None:

@@ -152,6 +152,8 @@ def build(
 
     set_switches(plan.kernels)
     cap_memory(plan, device)
+    if device.type == "cuda":  # the peak is the run's, not that of answers given before
+        torch.cuda.reset_peak_memory_stats(device)
     check_precision(plan, device)
     sharded, group = plan.parallel.engine in SPLITS_WEIGHTS, group or Group()
     # Sharded weights are loaded into host memory: they need not fit one device.
@@ -280,8 +282,7 @@ def _autocast(loaded: LoadedModel, precision: torch.dtype) -> torch.dtype | None
 
 
 def cap_memory(plan: RunPlan, device: torch.device) -> None:
-    """Limit the process to the requested memory, CUDA context included, and forget the peak of what
-    it did before, such as answering."""
+    """Limit the process to the requested memory, CUDA context included."""
     import torch
 
     if device.type != "cuda":
@@ -292,7 +293,6 @@ def cap_memory(plan: RunPlan, device: torch.device) -> None:
         context = (plan.memory.parts or {}).get("cuda_context", CONTEXT_BYTES)
         share = min(1.0, max(0.01, (cap - context - CONTEXT_GROWTH) / total))
     torch.cuda.set_per_process_memory_fraction(share, device)
-    torch.cuda.reset_peak_memory_stats(device)
 
 
 def environment(machine: Machine | None = None) -> dict[str, Any]:

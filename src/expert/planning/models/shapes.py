@@ -296,21 +296,29 @@ def _of_shared_keys(config: Mapping[str, Any], shape: ModelShape) -> dict[str, A
         return _number(config, (key,)) or usual
 
     hidden, heads, layers = shape.hidden, shape.heads, shape.layers
-    own_width, wide = number("hidden_size_per_layer_input"), number("global_head_dim", 512)
-    of_layers = config.get("per_layer_config")
+    wide = number("global_head_dim", 512)
+    own_key = "hidden_size_per_layer_input"
+    own_width = number(own_key, 0 if own_key in config else 256)
+    written = config.get("per_layer_config")  # as transformers saves it: {"05": {"head_dim": 512}}
+    of_layers = (
+        {int(key): each for key, each in written.items() if str(key).isdigit()}
+        if isinstance(written, Mapping)
+        else {}
+    )
     kinds = config.get("layer_types") or [
         "full_attention" if i % 6 == 5 else "" for i in range(layers)
     ]
     first_shared, equal = layers - number("num_kv_shared_layers"), config.get("attention_k_eq_v")
-    total = 0
+    total = widest = 0
     for place, kind in enumerate(kinds[:layers]):
         width, keys = shape.head_dim, shape.kv_heads
         if kind == "full_attention":
-            own = of_layers.get(str(place), of_layers.get(place)) if of_layers else None
-            width = (own or {}).get("head_dim", wide)
-            keys = (own or {}).get("num_key_value_heads") or keys
+            own = of_layers.get(place) or {}
+            width = own.get("head_dim", wide)
+            keys = own.get("num_key_value_heads") or keys
             if equal and not own:
                 keys = number("num_global_key_value_heads", keys)
+        widest = max(widest, width)
         shared, alike = place >= first_shared, bool(equal) and kind == "full_attention"
         total += 2 * hidden * heads * width + width  # queries, output, norm of queries
         total += 0 if shared else (1 if alike else 2) * hidden * keys * width + width
@@ -321,7 +329,7 @@ def _of_shared_keys(config: Mapping[str, Any], shape: ModelShape) -> dict[str, A
         rows = number("vocab_size_per_layer_input", shape.vocab) + hidden
         total += rows * layers * own_width + own_width
     return {
-        "widest_head": wide,
+        "widest_head": widest,
         "other_parameters": total - layers * shape.block_parameters,
         "other_bytes": layers * (12 * own_width + 8 * hidden) if own_width else 0,
     }
