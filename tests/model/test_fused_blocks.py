@@ -20,6 +20,7 @@ from expert.model.fused.block import (
     fuse_blocks,
     fusion_obstacle,
 )
+from expert.model.fused.experts import fuse_experts
 from expert.model.fused.product import Product
 from expert.model.load import LoadedModel
 from expert.model.saving import save_trained
@@ -51,6 +52,7 @@ def a_model(
     loaded = load(folder, quantization=quantization, **adapter)
     if quantization == "none":
         loaded.module.to(dtype)
+    loaded.causal_lm.config._experts_implementation = "eager"  # the others know no float64
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for _, parameter in loaded.trainable:
@@ -61,6 +63,7 @@ def a_model(
                 noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.add_(noise.to(dtype), alpha=0.3)
     if fused:
+        fuse_experts(loaded.module, ADAPTER)
         assert fuse_blocks(loaded.blocks, ADAPTER) == ""
         assert isinstance(loaded.blocks[0].forward, FusedForward)
     return loaded
@@ -92,6 +95,7 @@ TARGETS = [
     ["gate_proj", "down_proj"],
 ]
 """The other layers have no adapter."""
+OF_EXPERTS = [["q_proj", "gate_proj"], ["q_proj", "down_proj"], ["q_proj"]]
 
 
 @each(
@@ -110,6 +114,9 @@ TARGETS = [
         ("phi3", {"partial_rotary_factor": 0.5}, {"kind": "dora"}),
         ("phi3", {"partial_rotary_factor": 0.75, "head_dim": 24}, {}),
         ("qwen3", {"head_dim": 24}, {}),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, {"dropout": 0.0, "rank": 3}),
+        ("mixtral", {}, {"kind": "dora"}),
+        *(("qwen3_moe", {}, {"target_modules": names}) for names in OF_EXPERTS),
         ("olmo3", {"sliding_window": 8}, {"kind": "dora"}),
         ("ministral3", {"rope_parameters": GROWING}, {}),
         ("gemma3_text", {}, {"target_modules": ["q_proj", "gate_proj"]}),
@@ -135,7 +142,7 @@ def test_every_architecture_that_is_fused_was_compared():
     assert set(FUSED_TYPES) == {
         *("llama", "mistral", "ministral3", "qwen2", "qwen3"),
         *("smollm3", "phi3", "gemma", "gemma2", "gemma3_text", "granite"),
-        *("glm4", "olmo2", "olmo3"),
+        *("glm4", "olmo2", "olmo3", "qwen3_moe", "mixtral"),
     }
 
 
@@ -362,12 +369,12 @@ def a_copy(parts: BlockParts, dtype: torch.dtype) -> BlockParts:
 
     assert parts.first_norm is not None
     assert parts.second_norm is not None
+    assert parts.mlp is not None
     return replace(
         parts,
         qkv=of(parts.qkv),
         out=of(parts.out),
-        gate_up=of(parts.gate_up),
-        down=of(parts.down),
+        mlp=(of(parts.mlp[0]), of(parts.mlp[1])),
         first_norm=parts.first_norm._replace(weight=parts.first_norm.weight.to(dtype)),
         second_norm=parts.second_norm._replace(weight=parts.second_norm.weight.to(dtype)),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,41 +214,6 @@ def test_planned_bytes_are_what_a_model_with_embeddings_of_every_layer_keeps():
     work = Workload(shape=shape, rows=1, row_tokens=128, adapter="none", compiled=False)
     planned = saved_per_token(replace(work, attention="sdpa")) * shape.layers + shape.other_bytes
     assert planned == pytest.approx(kept_bytes(model, lambda: model.model(**given)) / 128, rel=0.05)
-
-
-def test_planned_bytes_are_what_a_mixture_of_experts_keeps():
-    """The rest of a block is planned with some room."""
-    from transformers import AutoModelForCausalLM
-
-    sizes = {"hidden_size": 512, "num_hidden_layers": 1, "num_experts": 16, "head_dim": 64}
-    config = family_config("qwen3_moe", **sizes, moe_intermediate_size=128)
-    make = partial(AutoModelForCausalLM.from_config, config, dtype=torch.bfloat16)
-    model = make(experts_implementation="grouped_mm").requires_grad_(False)
-    hidden = torch.randn(1, 256, 512, dtype=torch.bfloat16, requires_grad=True)
-    shape = shape_from_config(config.to_dict())
-    work = Workload(shape=shape, rows=1, row_tokens=256, adapter="none", compiled=False)
-    planned = saved_per_token(replace(work, attention="sdpa")) + shape.other_bytes
-    kept = kept_bytes(model, lambda: model.model(inputs_embeds=hidden, use_cache=False))
-    assert planned == pytest.approx(kept / 256, rel=0.08)
-
-
-def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_compute_a_token(tmp_path):
-    """Qwen3-30B-A3B as published: 30.5 billion, 3.3 of them active."""
-    from transformers import Qwen3MoeConfig
-
-    sizes: dict[str, Any] = {"num_hidden_layers": 48, "num_experts": 128, "head_dim": 128}
-    config = Qwen3MoeConfig(**sizes, num_experts_per_tok=8, vocab_size=151_936)
-    shape = shape_from_config(config.to_dict())
-    assert (shape.parameters, shape.active_parameters) == (30_532_122_624, 3_353_032_704)
-    folder = tiny_model(tmp_path / "models" / "base", "qwen3_moe")
-    made = plan(manifest({}, base_models=[{"name": str(folder)}]), "h200")
-    assert any("8 experts of a layer get no adapter" in remark.text for remark in made.remarks)
-    assert not made.kernels.compile
-    data = manifest({}, base_models=[{"name": str(folder)}])
-    data["soft_prompts"] = [{"name": "lead", "tokens": 4}]
-    assert plan(data, "h200").memory.fits
-    [found] = [each for each in made.decisions if each.path == "model.parameters"]
-    assert f"{shape_of_folder(folder).active_parameters:,} of them compute" in found.because
 
 
 def test_heads_wider_than_flash_kernels_take_and_embeddings_of_every_layer(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from expert.manifest.schema.kinds import ADAPTERS, LOW_RANK, QUANTISED
 from expert.model.base_folder import INSIDE
 from expert.model.errors import ModelError
+from expert.model.fused.experts import PROJECTIONS, expert_layers
 from expert.model.lora.dora import replace_dora_layers
 from expert.model.lora.lora import replace_lora_layers
 from expert.model.quantised import bitsandbytes_as_needed
@@ -28,6 +29,8 @@ IN_PEFT = "base_model.model."
 """In front of the names of the base's weights."""
 PISSA_PASSES = 16
 """Of the power iteration, as in PEFT's `pissa_niter_16`."""
+IN_EXPERTS = {n: n for n in PROJECTIONS} | dict.fromkeys(("gate_proj", "up_proj"), PROJECTIONS[0])
+"""Names of layers of an MLP, and of the experts' weights that they are part of."""
 _TARGETS = "training.config.target_modules"
 
 
@@ -71,6 +74,9 @@ def add_adapter(
                 parameter.requires_grad_(False)
             elif parameter.requires_grad:
                 parameter.data = parameter.data.to(dtype)
+        if getattr(config, "target_parameters", None) and plan.dropout:
+            for layer in low_rank_layers(wrapped):
+                layer.lora_dropout[ADAPTER] = nn.Dropout(plan.dropout)
         if plan.modules_to_save:
             _train_whole(model, plan.modules_to_save, dtype)
         if plan.init == "pissa":
@@ -154,9 +160,14 @@ def _load_adapter(wrapped: Any, folder: Path, plan: AdapterPlan) -> None:
 def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) -> Any:
     """PEFT's config for the plan's adapter, with targets that the model has."""
     peft: Any = importlib.import_module("peft")
-    layers = linear_layers(model)
+    layers, experts = linear_layers(model), _expert_weights(model, plan)
+    if experts:  # PEFT takes these names for the experts', also where another layer has them
+        layers = {n: layer for n, layer in layers.items() if _last(n) not in ("gate", *IN_EXPERTS)}
     feedforward = checked_targets(plan.feedforward_modules, layers, "feedforward_modules")
-    targets = sorted({*_targets(model, plan, layers), *feedforward})
+    targets = sorted({*_targets(model, plan, layers, experts), *feedforward})
+    parameters = [name for name in experts if any(_ends(name, target) for target in targets)]
+    if experts:
+        targets = [each for each in targets if any(_ends(name, each) for name in layers)]
     kinds = {
         isinstance(layer, nn.Linear)
         for name, layer in layers.items()
@@ -181,6 +192,9 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
     if plan.type == "adalora":
         return peft.AdaLoraConfig(**adalora_schedule(rank, total_steps), **common)
     assert plan.type in ("lora", "dora"), f"adapter_type: {plan.type} is not built here"
+    if parameters:  # PEFT knows no dropout for them: `add_adapter` adds it to the layers
+        last = {".".join(name.rsplit(".", 2)[-2:]) for name in parameters}
+        common |= {"target_parameters": sorted(last), "lora_dropout": 0.0}
     return peft.LoraConfig(r=rank, use_dora=plan.type == "dora", **common)
 
 
@@ -222,7 +236,16 @@ def linear_layers(model: Any) -> dict[str, nn.Module]:
     }
 
 
-def _targets(model: Any, plan: AdapterPlan, layers: dict[str, nn.Module]) -> list[str]:
+def _expert_weights(model: Any, plan: AdapterPlan) -> list[str]:
+    """The weights of experts that can have an adapter, by name."""
+    if plan.type != "lora" or plan.init != "default":  # PEFT knows no other for them
+        return []
+    return [f"{name}.{each}" for name in expert_layers(model) for each in PROJECTIONS]
+
+
+def _targets(
+    model: Any, plan: AdapterPlan, layers: dict[str, nn.Module], experts: list[str]
+) -> list[str]:
     """Names for PEFT, which matches every layer whose name ends with one of them."""
     requested = plan.target_modules
     if requested is None and plan.feedforward_modules:
@@ -230,12 +253,14 @@ def _targets(model: Any, plan: AdapterPlan, layers: dict[str, nn.Module]) -> lis
     if requested is None or requested == "all-linear":
         last_names = {_last(name) for name in layers}
         matching = {name for name, _ in model.named_modules() if _last(name) in last_names}
-        return sorted(last_names if matching == set(layers) else layers)
-    names = [requested] if isinstance(requested, str) else requested
-    return checked_targets(names, layers, "target_modules")
+        return sorted({*(last_names if matching == set(layers) else layers), *experts})
+    names = [requested] if isinstance(requested, str) else list(requested)
+    if experts:
+        names = [IN_EXPERTS.get(name, name) for name in names]
+    return checked_targets(names, [*layers, *experts], "target_modules")
 
 
-def checked_targets(requested: list[str], layers: dict[str, nn.Module], key: str) -> list[str]:
+def checked_targets(requested: list[str], layers: Iterable[str], key: str) -> list[str]:
     """The requested names, each checked to match a layer's name or its end."""
     unknown = [target for target in requested if not any(_ends(name, target) for name in layers)]
     if unknown:

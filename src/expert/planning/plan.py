@@ -205,9 +205,11 @@ def _workload(
     """One sequence as settled so far; None if the model's sizes are unknown."""
     if draft.resolved.shape is None:
         return None
-    base = base_quantization(draft)
+    base, shape = base_quantization(draft), draft.resolved.shape
+    if shape.experts and draft.config.adapter_init != "default":  # none for the experts
+        targets = (targets or frozenset(shape.linear_sizes)) & frozenset(shape.linear_sizes)
     return Workload(
-        shape=draft.resolved.shape,
+        shape=shape,
         rows=1,
         row_tokens=places,
         adapter=draft.config.adapter_type,

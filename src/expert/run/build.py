@@ -142,6 +142,8 @@ def build(
     """Load the model, set the plan's switches, and create the optimizer and the engine."""
     import torch
 
+    from expert.model.adapters import ADAPTER
+    from expert.model.fused.experts import fuse_experts
     from expert.model.load import DTYPES, load_model
     from expert.model.switches import set_switches
     from expert.parallel.engine import Engine
@@ -176,6 +178,8 @@ def build(
         broadcast_weights(loaded.trainable, group.world, device)
     if sharded:
         loaded, shards = _spread(loaded, plan, group.world, device)
+    else:
+        fuse_experts(loaded.module, ADAPTER)
     _arrange_blocks(loaded, plan.kernels)
     # Gathering and reducing during a pass cannot be captured in a CUDA graph.
     capture = capture_for(plan, device) if shards is None else None

@@ -1,6 +1,7 @@
 """A decoder block with LoRA or DoRA, as three autograd functions around attention: norm, q/k/v and
 rotary embedding; output projection and residual; norm, gated MLP and residual. Where a model norms
-what it adds to the residual, too (Gemma 2 and 3), one more for each.
+what it adds to the residual, too (Gemma 2 and 3), one more for each; where it has experts instead
+of an MLP, their norm, and experts.py.
 
 For the backward only the inputs of the norms, the q/k/v and gate/up outputs and the low-rank
 products are saved; the rest is recomputed, which takes less time than saving it. The residual's
@@ -36,8 +37,8 @@ from expert.planning.models.architectures import ARCHITECTURES, FUSED_TYPES
 class BlockParts:
     qkv: Product
     out: Product
-    gate_up: Product
-    down: Product
+    mlp: tuple[Product, Product] | None
+    """gate and up, and down. None: the block has experts."""
     first_norm: Norm | None
     second_norm: Norm | None
     """Of what attention and MLP read."""
@@ -62,8 +63,7 @@ class BlockParts:
             self,
             qkv=change(self.qkv),
             out=change(self.out),
-            gate_up=change(self.gate_up),
-            down=change(self.down),
+            mlp=None if self.mlp is None else (change(self.mlp[0]), change(self.mlp[1])),
         )
 
 
@@ -117,9 +117,8 @@ class QueriesKeysValues(torch.autograd.Function):
         back = product.gradients(of_projected, projected, kept, wide=True)
         of_hidden = None
         if ctx.needs_input_grad[0]:
-            room = with_spare_columns(
-                rows, parts.down.ranks
-            )  # the previous block's backward uses it
+            # The previous block's backward uses the columns.
+            room = with_spare_columns(rows, parts.mlp[1].ranks if parts.mlp else 0)
             _normed_back(back.of_input(), rows, parts.first_norm, inverse, _flat(residual), room)
             of_hidden = _shaped(room, ctx.shape)
         return of_hidden, None, None, None, None, *back.of_trained(x)
@@ -174,6 +173,26 @@ class NormedSum(torch.autograd.Function):
         return room, gradients[0], None, None
 
 
+class ExpertsInput(torch.autograd.Function):
+    """The normed hidden, and hidden again, so that the residual's gradient is added in the norm's
+    backward kernel; `columns`: spare ones beside its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, by: Norm, columns: int) -> tuple[Tensor, Tensor]:
+        rows = hidden.view(-1, hidden.shape[-1])
+        normed = torch.empty_like(rows)
+        ctx.save_for_backward(rows, norm(rows, by, normed))
+        ctx.by, ctx.columns = by, columns
+        return normed.view(hidden.shape), hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        rows, inverse = ctx.saved_tensors
+        room = with_spare_columns(rows, ctx.columns)
+        norm_backward(_flat(gradients[0]), rows, ctx.by, inverse, _flat(gradients[1]), room)
+        return _shaped(room, gradients[1].shape), None, None
+
+
 class GatedMlp(torch.autograd.Function):
     """hidden + down(silu(gate) * up), with gate and up of the normed hidden; without `hidden +` if
     that is normed before it is added, and then a view of hidden is returned, too."""
@@ -186,14 +205,15 @@ class GatedMlp(torch.autograd.Function):
         seeds: tuple[Tensor | None, ...],
         *trained: Tensor,
     ) -> tuple[Tensor, Tensor] | Tensor:
-        rows, product = hidden.view(-1, hidden.shape[-1]), parts.gate_up
+        assert parts.mlp is not None
+        rows, (product, after) = hidden.view(-1, hidden.shape[-1]), parts.mlp
         both = product.input_buffer(rows)
         inverse = _normed(rows, parts.second_norm, both[:, : product.inputs])
         gate_up, kept = product.forward(both, seeds[0])
-        gated = parts.down.input_buffer(rows)
+        gated = after.input_buffer(rows)
         finish, adds = product.finish(kept), parts.after_norms is None
-        swiglu(gate_up, gated[:, : parts.down.inputs], finish, gelu=parts.gelu)
-        out, kept_down = parts.down.onto(rows if adds else None, gated, seeds[1], parts.factor)
+        swiglu(gate_up, gated[:, : after.inputs], finish, gelu=parts.gelu)
+        out, kept_down = after.onto(rows if adds else None, gated, seeds[1], parts.factor)
         ctx.save_for_backward(rows, inverse, gate_up, *kept, *kept_down)
         ctx.parts = parts
         return out.view(hidden.shape) if adds else (out, hidden.view_as(hidden))
@@ -202,18 +222,19 @@ class GatedMlp(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         rows, inverse, gate_up, *all_kept = ctx.saved_tensors
         parts: BlockParts = ctx.parts
+        assert parts.mlp is not None
         gradient = _times(_flat(gradients[0]), parts.factor)
         count = len(SavedForBackward._fields)
         kept, kept_down = SavedForBackward(*all_kept[:count]), SavedForBackward(*all_kept[count:])
-        down = parts.down.gradients(gradient, kept_down.unscaled, kept_down, wide=False)
-        finish = parts.gate_up.finish(kept)
+        down = parts.mlp[1].gradients(gradient, kept_down.unscaled, kept_down, wide=False)
+        finish = parts.mlp[0].finish(kept)
         gated, rest = down.sum_of_input(complete=finish.rest is None)
         # Replaces the gradient in `gated` with SwiGLU's output, recomputed.
         of_gate_up = swiglu_backward(gate_up, gated, finish, rest, gelu=parts.gelu)
         trained_down = down.of_trained(gated)
         x = torch.empty_like(rows)
         _normed(rows, parts.second_norm, x)
-        back = parts.gate_up.gradients(of_gate_up, gate_up, kept, wide=True)
+        back = parts.mlp[0].gradients(of_gate_up, gate_up, kept, wide=True)
         room = with_spare_columns(rows, parts.out.ranks)
         residual = _flat(gradients[-1])
         _normed_back(back.of_input(), rows, parts.second_norm, inverse, residual, room)
@@ -260,7 +281,7 @@ class FusedForward:
 
     def __init__(self, block: Any, adapter: str, *, to_answer: bool = False) -> None:
         self.plain: Callable[..., Any] = block.forward
-        self._attention = block.self_attn
+        self._attention, self._mlp = block.self_attn, block.mlp
         self._window = window_of(block)
         self._cap = getattr(block.self_attn, "attn_logit_softcapping", None)
         rope = getattr(block.self_attn.config, "rope_parameters", None) or {}
@@ -311,17 +332,21 @@ class FusedForward:
         after, sums = parts.after_norms, cast(Any, NormedSum.apply)
         run = AttentionOutput.apply
         made = run(attended, hidden if after is None else None, parts, of_out, *parts.out.trained())
+        if parts.mlp is None:
+            run = ExpertsInput.apply
+            normed, hidden = run(made, parts.second_norm, parts.out.ranks)
+            return hidden + self._mlp(normed)
         run = GatedMlp.apply
-        trained = (*parts.gate_up.trained(), *parts.down.trained())
+        trained = tuple(each for product in parts.mlp for each in product.trained())
         if after is None:
             return run(made, parts, tuple(of_mlp), *trained)
         hidden = sums(made, hidden, after[0], parts.out.ranks)
         made, hidden = run(hidden, parts, tuple(of_mlp), *trained)
-        return sums(made, hidden, after[1], parts.down.ranks)
+        return sums(made, hidden, after[1], parts.mlp[1].ranks)
 
     def _seeds(self, device: torch.device) -> list[Tensor | None]:
         parts = self.parts
-        products = (parts.qkv, parts.out, parts.gate_up, parts.down)
+        products = (parts.qkv, parts.out, *(parts.mlp or ()))
         if not self._attention.training or not any(product.dropout for product in products):
             return [None] * len(products)
         counts = [len(product.firsts) for product in products]
@@ -370,7 +395,7 @@ def fuse_blocks(blocks: Sequence[nn.Module], adapter: str, *, to_answer: bool = 
 def parts_of(block: Any, adapter: str) -> BlockParts:
     """Pack the block's weights; its parameters become views of the packed matrices."""
     attention, known = block.self_attn, ARCHITECTURES[kind_of(block)]
-    qkv, out, gate_up, down = products_of(block)
+    qkv, out, *of_mlp = products_of(block)
     width, like = attention.head_dim, block.post_attention_layernorm.weight
     queries = base_of(out[0]).in_features // width
     keys = (sum(base_of(layer).out_features for layer in qkv) // width - queries) // 2
@@ -390,11 +415,13 @@ def parts_of(block: Any, adapter: str) -> BlockParts:
     )
     after = None if known.norms == "before" else tuple(norm_of(getattr(block, n)) for n in adds)
     head_norms = (attention.q_norm, attention.k_norm) if known.head_norms else ()
+    mlp = None
+    if of_mlp:
+        mlp = pack(of_mlp[0], adapter, like, for_swiglu=True), pack(of_mlp[1], adapter, like)
     return BlockParts(
         qkv=pack(qkv, adapter, like),
         out=pack(out, adapter, like),
-        gate_up=pack(gate_up, adapter, like, for_swiglu=True),
-        down=pack(down, adapter, like),
+        mlp=mlp,
         first_norm=first,
         second_norm=second,
         after_norms=after,  # type: ignore[arg-type]
@@ -434,9 +461,9 @@ def fusion_obstacle(block: Any, adapter: str, *, to_answer: bool = False) -> str
         slow = ARCHITECTURES[kind].slow_because if kind in ARCHITECTURES else ""
         return f"{name} has {slow}" if slow else f"{name} is not of {', '.join(FUSED_TYPES)}"
     mlp = block.mlp
-    function = type(getattr(mlp, "act_fn", None) or mlp.activation_fn).__name__
+    function = type(getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)).__name__
     usual = ("GELUTanh",) if ARCHITECTURES[kind].mlp == "gelu" else ("SiLU", "SiLUActivation")
-    if function not in usual:
+    if function not in usual and not has_experts(block):
         return f"the activation is {function}, not {usual[0]}"
     layers = layers_of(block)
     adapted = [layer for layer in layers if has_adapter(layer, adapter)]
@@ -469,12 +496,19 @@ def layers_of(block: Any) -> list[Any]:
 
 
 def products_of(block: Any) -> tuple[tuple[Any, ...], ...]:
-    """The layers of q/k/v, of the output, of gate and up, and of down."""
+    """The layers of q/k/v, of the output, of gate and up, and of down; without experts."""
     attention, mlp, merged = block.self_attn, block.mlp, ARCHITECTURES[kind_of(block)].merged
     names = ("qkv_proj",) if merged == "all" else ("q_proj", "k_proj", "v_proj")
     qkv = tuple(getattr(attention, name) for name in names)
+    if has_experts(block):
+        return qkv, (attention.o_proj,)
     gate_up = (mlp.gate_up_proj,) if merged else (mlp.gate_proj, mlp.up_proj)
     return qkv, (attention.o_proj,), gate_up, (mlp.down_proj,)
+
+
+def has_experts(block: Any) -> bool:
+    """Whether the block has experts instead of an MLP."""
+    return hasattr(block.mlp, "experts")
 
 
 def _layer_obstacle(layer: Any, adapter: str) -> str:

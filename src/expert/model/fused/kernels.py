@@ -150,9 +150,10 @@ def swiglu_backward(
     of_gradient: DeferredAdapter | None = None,
     *,
     gelu: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """The gradient of the finished [gate | up]; replaces `gradient` with the output of `swiglu`.
-    `of_gradient`: what `gradient` is missing."""
+    """The gradient of the finished [gate | up], in `out` if given, which may be strided; replaces
+    `gradient` with the output of `swiglu`. `of_gradient`: what `gradient` is missing."""
     width = gradient.shape[1]
     if not uses_triton(both):
         gate, up = finish.of(both).chunk(2, dim=1)
@@ -165,13 +166,13 @@ def swiglu_backward(
         of_gate = wide * up * share * (1 + gate * (1 - share) * slope)
         of_both = torch.cat((of_gate, wide * gate * share), dim=1).to(both.dtype)
         gradient.copy_(gate * share * up)
-        return of_both
+        return of_both if out is None else out.copy_(of_both)
     if finish.rest is not None:
         rests = (gradient, of_gradient)
         return swiglu_with_adapter_backward(both, finish.rest, finish.bias, *rests, gelu=gelu)
-    of_both = torch.empty_like(both)
+    of_both = torch.empty_like(both) if out is None else out
     kernel(_swiglu_backward)[(both.shape[0], -(-width // COLUMNS))](
-        both, gradient, of_both, width, both.stride(0), **finish.given(both),
+        both, gradient, of_both, width, both.stride(0), of_both.stride(0), **finish.given(both),
         GELU=gelu, COLUMNS=COLUMNS, num_warps=4,
     )  # fmt: skip
     return of_both
@@ -308,7 +309,7 @@ def _swiglu(  # type: ignore[no-untyped-def]
 
 
 def _swiglu_backward(  # type: ignore[no-untyped-def]
-    both, gradient, out, width, both_stride, scale, bias,
+    both, gradient, out, width, both_stride, out_stride, scale, bias,
     SCALED: tl.constexpr, BIASED: tl.constexpr, GELU: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -327,7 +328,7 @@ def _swiglu_backward(  # type: ignore[no-untyped-def]
     of_made = tl.load(gradient + row * width + columns, mask=there, other=0.0).to(tl.float32)
     share, growth = gate_share(gate, GELU)
     of_gate = of_made * up * share * (1 + growth)
-    target = out + row * both_stride + columns
+    target = out + row * out_stride + columns
     tl.store(target, of_gate.to(given.dtype), mask=there)
     tl.store(target + width, (of_made * gate * share).to(given.dtype), mask=there)
     made = (gate * share * up).to(given.dtype)

@@ -157,7 +157,10 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
 
     shape = draft.resolved.shape
     if shape is not None and shape.experts and kind not in ("full", "none"):
-        text = f"the {shape.experts} experts of a layer get no adapter, only its attention does"
+        text = "the router, which chooses experts for each token, is not trained"
+        if kind != "lora" or config.adapter_init != "default":
+            text = f"the {shape.experts} experts of a layer get no adapter, only its attention does"
+            text += ": only lora that starts by default has one for them"
         draft.warn("adapter.target_modules", text)
     if takes(kind, "rank"):
         rank = choose("rank", released.r, DEFAULT_RANK, "the usual rank")

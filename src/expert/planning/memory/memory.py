@@ -104,7 +104,7 @@ def estimate(work: Workload) -> MemoryEstimate:
     parts: dict[str, float] = {
         "base_weights": weights,
         "quantisation_tables": tables,
-        "adapter": each * trainable,
+        "adapter": each * trainable + expert_room_bytes(work),
         "gradients": gradient_bytes(work),
         "optimizer": OPTIMIZERS[work.optimizer].state_bytes * trainable,
         "activations": activation_bytes(work),
@@ -156,6 +156,18 @@ def base_bytes(work: Workload) -> tuple[int, int]:
         outputs = sum(columns for _, columns in shape.linear_sizes.values())
         return matrices + width * rest, 4 * layers * outputs
     return width * shape.parameters, 0
+
+
+def expert_room_bytes(work: Workload) -> int:
+    """Room beside the weights of experts, where their adapters are copied to."""
+    spare = _spare(work.rank)
+    each = sum(spare * (sum(size) + spare) for size in work.expert_sizes.values())
+    return PRECISION_BYTES[work.precision] * work.shape.layers * work.shape.experts * each
+
+
+def _spare(rank: int) -> int:
+    """Columns that grouped products need for an adapter: a multiple of eight."""
+    return -(-rank // 8) * 8
 
 
 def gradient_bytes(work: Workload) -> int:
@@ -217,7 +229,7 @@ def saved_per_token(work: Workload) -> int:
         masked = work.attention == "eager" or (work.attention == "sdpa" and width == 4)
         elements += 2 * q if masked and q != k else 0
         elements += _gathered_elements(work)
-        return int(width * elements + 4 * s.heads + 8)
+        return int(width * elements + 4 * s.heads + 8 + _expert_bytes(work))
     # Layers whose input is kept for the gradient of trained weights; IA3 scales one at its input.
     trained = set(s.linear_sizes) if work.is_full_finetune else set(work.target_sizes)
     trained = set() if work.adapter == "none" else trained
@@ -232,7 +244,19 @@ def saved_per_token(work: Workload) -> int:
     if work.attention in ("sdpa", "eager") and not work.compiled:
         elements += 4 * (q - k)  # a mask makes SDPA repeat keys and values for grouped queries
     kept = width * elements + 4 * s.heads  # the softmax normaliser of every head is float32
-    return int(kept + _float32_copies(work))
+    return int(kept + _float32_copies(work) + _expert_bytes(work))
+
+
+def _expert_bytes(work: Workload) -> int:
+    """What experts keep beside gate and up: their normed input, the products of their adapters, the
+    weights and places of the chosen, and the router's probabilities."""
+    s, chosen, width = work.shape, work.shape.experts_per_token, PRECISION_BYTES[work.precision]
+    if not s.experts:
+        return 0
+    if work.is_full_finetune:  # transformers' own, whose inputs are sorted copies
+        return chosen * (2 * s.hidden + 35) + 4 * s.experts + 4 * s.hidden
+    low = len(work.expert_sizes) * _spare(work.rank)
+    return width * (s.hidden + chosen * low) + 4 * s.experts + 30 * chosen
 
 
 def _gathered_elements(work: Workload) -> int:
@@ -270,7 +294,8 @@ def _float32_copies(work: Workload) -> float:
     norms = s.norms_per_layer * s.hidden + (s.q_width + s.kv_width if s.qk_norm else 0)
     extra = 0.0
     if not work.compiled:
-        extra += wider * norms + (width * s.ffn if s.gated_mlp else 0)
+        plain = s.gated_mlp and not (s.experts and not work.is_full_finetune)
+        extra += wider * norms + (width * s.ffn if plain else 0)
     if work.computes_in_float32 and wider:
         query_key = 2 * (s.q_width + s.kv_width) if s.qk_norm else 0
         extra += 1.5 * s.hidden if work.compiled else 13.5 * s.hidden + query_key
@@ -307,6 +332,9 @@ def workspace_bytes(work: Workload) -> int:
     s = work.shape
     width = PRECISION_BYTES[work.precision]
     in_flight = (3 if s.gated_mlp else 2) * s.ffn + 2 * s.hidden
+    if s.experts:  # of every chosen expert the inputs and outputs of both products
+        widest = max(s.hidden + 4 * s.expert_ffn, 2 * s.hidden + 2 * s.expert_ffn)
+        in_flight = max(in_flight, s.experts_per_token * widest)
     unpacked = 0
     if work.quantization in QUANTISED:
         weights = {name: rows * columns for name, (rows, columns) in s.linear_sizes.items()}

@@ -78,6 +78,29 @@ class Workload:
         chosen = self.targets or frozenset(sizes)
         return {name: size for name, size in sizes.items() if name in chosen}
 
+    @cached_property
+    def expert_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """(in, out) of the adapted weights of an expert."""
+        s = self.shape
+        if self.adapter != "lora" or not s.experts:
+            return {}
+        sizes = {
+            "gate_up_proj": (s.hidden, 2 * s.expert_ffn),
+            "down_proj": (s.expert_ffn, s.hidden),
+        }
+        parts = {"gate_up_proj": {"gate_up_proj", "gate_proj", "up_proj"}}
+        return {
+            name: size
+            for name, size in sizes.items()
+            if not self.targets or self.targets & parts.get(name, {name})
+        }
+
+    def expert_parameters(self, experts: int) -> int:
+        """Weights of the adapters of so many experts in every layer."""
+        of_layer = ADAPTERS[self.adapter].weights
+        each = sum(of_layer(self.rank, *size) for size in self.expert_sizes.values())
+        return self.shape.layers * experts * each
+
     @property
     def is_sharded(self) -> bool:
         return self.engine in SPLITS_WEIGHTS
@@ -108,7 +131,7 @@ class Workload:
             return soft
         of_layer = ADAPTERS[self.adapter].weights
         each = {name: of_layer(self.rank, *size) for name, size in self.target_sizes.items()}
-        low_rank = shape.layers * sum(each.values())
+        low_rank = shape.layers * sum(each.values()) + self.expert_parameters(shape.experts)
         if shape.recurrent_layers:
             other = shape.recurrent_sizes.items()
             chosen = [size for name, size in other if not self.targets or name in self.targets]
@@ -144,7 +167,8 @@ def flops_per_token(work: Workload, mean_document: float) -> float:
     if work.is_full_finetune:
         total += 2.0 * (blocks + head)
     else:
-        total += 6.0 * (work.trainable_parameters - work.whole_parameters)
+        idle = work.expert_parameters(s.experts - s.experts_per_token) if s.experts else 0
+        total += 6.0 * (work.trainable_parameters - work.whole_parameters - idle)
         total += 2.0 * head * work.trains_head
     return total + (2.0 * blocks + attention) * work.recomputed_blocks / s.layers
 

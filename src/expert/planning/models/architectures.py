@@ -79,7 +79,6 @@ class Architecture:
             "an MLP without a gate": self.mlp == "plain",
             "layers that carry a state": bool(self.recurrent),
             "keys shared by layers": self.shares_keys,
-            "experts": self.experts,
         }
         return ", ".join(text for text, applies in reasons.items() if applies)
 

@@ -63,7 +63,7 @@ class ModelShape:
     other_bytes: int = 0
     """What such embeddings keep for the backward, per token."""
     experts: int = 0
-    """In every layer instead of an MLP; adapters leave them as they are."""
+    """In every layer instead of an MLP."""
     experts_per_token: int = 0
     expert_ffn: int = 0
     linear_key_heads: int = 0
@@ -276,16 +276,12 @@ def _of_experts(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
     if not (experts and chosen and ffn):
         raise UnknownShape("config.json has no usable num_experts_per_tok")
     each = experts * (3 * shape.hidden * ffn + shape.hidden)
-    # What grouped products keep beside an MLP as wide, the weights of the chosen and the router's
-    # probabilities; a test counts it.
-    kept = chosen * (2 * shape.hidden + 35) + 4 * experts + 4 * shape.hidden
     return {
         "experts": experts,
         "experts_per_token": chosen,
         "expert_ffn": ffn,
         "ffn": chosen * ffn,
         "other_parameters": shape.layers * each,
-        "other_bytes": shape.layers * kept,
     }
 
 

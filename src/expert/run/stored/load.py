@@ -173,6 +173,7 @@ def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
     from expert.model.adapters import ADAPTER
     from expert.model.device_memory import release_memory
     from expert.model.fused.block import fuse_blocks
+    from expert.model.fused.experts import fuse_experts
     from expert.model.fused.kernels import triton_failure
     from expert.model.load import DTYPES
 
@@ -182,6 +183,7 @@ def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
     rounded = loaded.head().dtype == DTYPES[loaded.kernels.precision]
     if fusible and rounded and not triton_failure(device):
         with suppress(torch.OutOfMemoryError):  # blocks without room to be packed stay as they are
+            fuse_experts(loaded.module, ADAPTER)
             fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
         release_memory(device)  # of the weights that were packed
 

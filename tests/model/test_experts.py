@@ -1,0 +1,189 @@
+"""Experts of a mixture, with LoRA, beside transformers' loop over them and PEFT's adapters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expert.model.fused.experts import FusedExperts, expert_layers, fuse_experts
+from expert.model.load import LoadedModel
+from expert.model.saving import save_trained
+from expert.planning.memory.memory import saved_per_token
+from expert.planning.memory.workload import Workload
+from expert.planning.models.shapes import shape_from_config
+from tests.each import each
+from tests.model.models import documents, load, make_batch, plain_base, tiny_model
+from tests.model.test_layers_that_differ import kept_bytes, shape_of_folder
+from tests.model.test_saving import assert_same, our_logits, plain_logits
+from tests.planning.planning import manifest, plan
+
+FAMILIES = ("qwen3_moe", "mixtral")
+EXACT = 1e-12  # float64: sums of some hundred products in another order
+
+
+def moved(loaded: LoadedModel) -> LoadedModel:
+    """With an adapter that does something."""
+    with torch.no_grad():
+        for _, weight in loaded.trainable:
+            weight.add_(torch.randn_like(weight), alpha=0.1)
+    return loaded
+
+
+@each("kind", ["qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "olmoe", "qwen2_moe"])
+def test_experts_of_every_kind_have_the_loss_and_the_gradients_of_peft(kind):
+    """gpt-oss's have biases, turned weights and a gate of their own."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 24, "moe_intermediate_size": 16}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 8, "vocab_size": 64, "num_experts_per_tok": 2, "eos_token_id": 2}
+    sizes |= {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}
+    sizes |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 6)
+    config = AutoConfig.for_model(kind, **sizes)
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
+    for name, weight in model.named_parameters():
+        if weight.dim() == 3 or "bias" in name or "gate" in name or "router" in name:
+            torch.nn.init.normal_(weight, std=0.4)
+    parameters = ["experts.gate_up_proj", "experts.down_proj"]
+    own: Any = {"target_modules": ["q_proj"], "target_parameters": parameters}
+    adapter = LoraConfig(r=3, lora_alpha=8, **own)
+    wrapped: Any = get_peft_model(model, adapter, autocast_adapter_dtype=False)
+    trained = [weight for weight in wrapped.parameters() if weight.requires_grad]
+    with torch.no_grad():
+        for weight in trained:
+            weight.normal_(std=0.2)
+    tokens = torch.randint(0, 64, (2, 7))
+
+    def outcome() -> list[torch.Tensor]:
+        loss = wrapped(tokens, labels=tokens).loss
+        return [loss.detach(), *torch.autograd.grad(loss, trained)]
+
+    theirs = outcome()
+    fuse_experts(wrapped, "default")
+    layers = [wrapped.get_submodule(name) for name in expert_layers(wrapped)]
+    assert len(layers) == 2
+    assert all(gradient.any() for gradient in theirs)
+    torch.testing.assert_close(outcome(), theirs, rtol=EXACT, atol=EXACT)
+    with wrapped.disable_adapter():
+        assert abs(wrapped(tokens, labels=tokens).loss - theirs[0]) > 1e-4
+
+
+@each("family", FAMILIES)
+def test_plain_peft_loads_merges_and_continues_adapters_on_experts(tmp_path: Path, family):
+    from peft import PeftModel
+
+    folder = tiny_model(tmp_path / "model", family)
+    loaded = moved(load(folder))
+    fuse_experts(loaded.module, "default")
+    ours = our_logits(loaded)
+    save_trained(loaded, tmp_path / "saved")
+    plain: Any = PeftModel.from_pretrained(plain_base(folder), tmp_path / "saved")
+    assert_same(ours, plain_logits(plain))
+    assert_same(ours, plain_logits(plain.merge_and_unload()))
+    assert_same(ours, our_logits(load(folder, start=str(tmp_path / "saved"))))
+    merging: Any = loaded.module
+    assert_same(ours, plain_logits(merging.merge_and_unload()))
+
+
+def test_a_changed_adapter_is_used_at_once(tmp_path: Path):
+    loaded = load(tiny_model(tmp_path / "model", "qwen3_moe"))
+    fuse_experts(loaded.module, "default")
+    before = our_logits(loaded)
+    assert_same(our_logits(moved(loaded)), our_logits(loaded))
+    assert (our_logits(loaded) - before).abs().max() > 0.01
+
+
+def test_every_token_may_choose_the_same_experts(tmp_path: Path):
+    loaded = moved(load(tiny_model(tmp_path / "model", "qwen3_moe")))
+    plain = our_logits(loaded)
+    fuse_experts(loaded.module, "default")
+    assert_same(our_logits(loaded), plain)
+    blocks: list[Any] = loaded.blocks
+    for router in [block.mlp.gate for block in blocks]:
+        with torch.no_grad():
+            router.weight[2:] = router.weight[:1]  # of equal scores the first are chosen
+    loss = loaded.loss_sum(make_batch([documents(9)]))
+    gradients = torch.autograd.grad(loss, [weight for _, weight in loaded.trainable])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_experts_without_an_adapter_are_fused_and_trained_ones_are_not(tmp_path: Path):
+    folder = tiny_model(tmp_path / "model", "mixtral")
+    for kind, expected in (("dora", True), ("none", True), ("full", False)):
+        loaded = load(folder, kind)
+        before = our_logits(loaded)
+        fuse_experts(loaded.module, "default")
+        [first, _] = expert_layers(loaded.module).values()
+        assert isinstance(first.__dict__.get("forward"), FusedExperts) == expected
+        assert_same(our_logits(loaded), before)
+
+
+def test_dropout_is_that_of_layers_alone(tmp_path: Path):
+    loaded = load(tiny_model(tmp_path / "model", "qwen3_moe"), dropout=0.5)
+    loaded.module.train()
+    layer: Any = loaded.causal_lm.model.layers[0]
+    assert layer.self_attn.q_proj.lora_dropout["default"].p == 0.5
+    assert loaded.causal_lm.peft_config["default"].target_parameters
+
+
+@each("targets", ["all-linear", ["q_proj", "gate_proj", "up_proj", "down_proj"], ["down_proj"]])
+@each("family", FAMILIES)
+def test_planned_adapters_are_those_of_the_model(tmp_path: Path, family, targets):
+    folder = tiny_model(tmp_path / "model", family)
+    loaded = load(folder, target_modules=targets)
+    chosen = frozenset() if targets == "all-linear" else frozenset(targets)
+    work = Workload(shape=shape_of_folder(folder), rows=1, row_tokens=8, rank=4, targets=chosen)
+    assert work.trainable_parameters == sum(weight.numel() for _, weight in loaded.trainable)
+
+
+@each("rank", [0, 16])
+def test_planned_bytes_are_what_experts_keep(tmp_path: Path, rank):
+    """The rest of a block is planned with some room."""
+    sizes = {"hidden_size": 512, "num_hidden_layers": 1, "num_experts": 16, "head_dim": 64}
+    sizes |= {"moe_intermediate_size": 128}
+    folder = tiny_model(tmp_path / "model", "qwen3_moe", **sizes)
+    own: dict[str, Any] = {"target_modules": ["gate_up_proj", "down_proj"], "rank": rank}
+    loaded = load(folder, "lora", **own) if rank else load(folder, "none")
+    loaded.module.to(torch.bfloat16)
+    fuse_experts(loaded.module, "default")
+    model = loaded.causal_lm.base_model
+    hidden = torch.randn(1, 256, 512, dtype=torch.bfloat16, requires_grad=True)
+    kept = kept_bytes(loaded.module, lambda: model(inputs_embeds=hidden, use_cache=False))
+    work = Workload(shape=shape_of_folder(folder), rows=1, row_tokens=256, compiled=False)
+    more = {"targets": frozenset(own["target_modules"])} if rank else {"adapter": "none"}
+    planned = saved_per_token(replace(work, attention="sdpa", rank=rank, **more))
+    last_norm = 4 * 512  # its input, in float32
+    assert planned == pytest.approx(kept / 256 - last_norm, rel=0.08)
+
+
+def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_compute_a_token(tmp_path):
+    """Qwen3-30B-A3B as published: 30.5 billion, 3.3 of them active."""
+    from transformers import Qwen3MoeConfig
+
+    sizes: dict[str, Any] = {"num_hidden_layers": 48, "num_experts": 128, "head_dim": 128}
+    config = Qwen3MoeConfig(**sizes, num_experts_per_tok=8, vocab_size=151_936)
+    shape = shape_from_config(config.to_dict())
+    assert (shape.parameters, shape.active_parameters) == (30_532_122_624, 3_353_032_704)
+    folder = tiny_model(tmp_path / "models" / "base", "qwen3_moe")
+    data = manifest({}, base_models=[{"name": str(folder)}])
+    made = plan(data, "h200")
+    assert any("is not trained" in remark.text for remark in made.remarks)
+    assert made.kernels.fused_blocks
+    assert not made.kernels.compile
+    for settings in ({"adapter_type": "dora"}, {"adapter_init": "pissa"}):
+        other = plan(manifest(settings, base_models=[{"name": str(folder)}]), "h200")
+        assert any("8 experts of a layer get no adapter" in remark.text for remark in other.remarks)
+        assert 2 * (other.adapter.trainable_parameters or 0) < (
+            made.adapter.trainable_parameters or 0
+        )
+    data["soft_prompts"] = [{"name": "lead", "tokens": 4}]
+    assert plan(data, "h200").memory.fits
+    [found] = [each for each in made.decisions if each.path == "model.parameters"]
+    assert f"{shape_of_folder(folder).active_parameters:,} of them compute" in found.because
