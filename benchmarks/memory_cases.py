@@ -8,6 +8,7 @@ from transformers import (
     LlamaConfig,
     Phi3Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -17,6 +18,7 @@ SIZES = (
     *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings"),
 )
+MIXED = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 GEMMA_3_1B = (26, 1152, 6912, 4, 1, 256, 262144, True)
 GEMMA_3_4B = (34, 2560, 10240, 8, 4, 256, 262208, True)  # its language model
 SHAPES: dict[str, tuple[Any, ...]] = {
@@ -29,6 +31,11 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     "phi-4-mini": (
         partial(Phi3Config, partial_rotary_factor=0.75, sliding_window=None),
         *(32, 3072, 8192, 24, 8, 128, 200064, True),
+    ),
+    # Qwen3-30B-A3B, a quarter of its layers.
+    "qwen3-moe-8b": (
+        partial(Qwen3MoeConfig, **MIXED, norm_topk_prob=True),
+        *(12, 2048, 6144, 32, 4, 128, 151936, False),
     ),
     "smollm3-3b": (SmolLM3Config, 36, 2048, 11008, 16, 4, 128, 128256, True),
 }

@@ -187,3 +187,51 @@ def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_comput
     assert plan(data, "h200").memory.fits
     [found] = [each for each in made.decisions if each.path == "model.parameters"]
     assert f"{shape_of_folder(folder).active_parameters:,} of them compute" in found.because
+
+
+@pytest.mark.gpu
+@each("rank", [16, 3])
+def test_experts_on_a_card_are_those_of_a_cpu(rank):
+    """In bfloat16 beside float64, with the same values; one expert is never chosen."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    generator = torch.Generator().manual_seed(0)
+    config = Qwen3MoeConfig(hidden_size=256, moe_intermediate_size=128, num_experts=8)
+    config._experts_implementation = "eager"
+    hidden = torch.randn(300, 256, generator=generator).bfloat16()
+    chosen = torch.stack([torch.randperm(7, generator=generator)[:2] for _ in range(300)])
+    shares = torch.rand(300, 2, generator=generator).bfloat16()
+    upstream = torch.randn(300, 256, generator=generator).bfloat16()
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = Qwen3MoeExperts(config)
+            for weight in self.experts.parameters():
+                torch.nn.init.normal_(weight, std=0.06, generator=generator)
+
+    def outcome(layer: torch.nn.Module, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        own: Any = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+        adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=[], **own)
+        wrapped = inject_adapter_in_model(adapter, layer.bfloat16()).to(device, dtype)
+        drawn = torch.Generator().manual_seed(1)
+        trained = [weight for weight in wrapped.parameters() if weight.requires_grad]
+        for weight in trained:
+            values = torch.randn(weight.shape, generator=drawn) * 0.06
+            weight.data.copy_(values.bfloat16())
+        fuse_experts(wrapped, "default")
+        given = [each.to(device, dtype).requires_grad_() for each in (hidden, shares)]
+        made = wrapped.experts(given[0], chosen.to(device), given[1])
+        gradients = torch.autograd.grad(made, [*given, *trained], upstream.to(device, dtype))
+        return [made.detach().cpu().double(), *(each.cpu().double() for each in gradients)]
+
+    layer = Layer()
+    same = Layer()
+    same.load_state_dict(layer.state_dict())
+    exact = outcome(layer, "cpu", torch.float64)
+    for ours, theirs in zip(outcome(same, "cuda", torch.bfloat16), exact, strict=True):
+        # Values are rounded to 8 bits some times on the way.
+        assert (ours - theirs).norm() <= 0.02 * theirs.norm()
