@@ -92,6 +92,10 @@ def family_config(family: str, **changes: Any) -> Any:
             )
         own |= {"num_experts": 8, "moe_intermediate_size": 32}
         return transformers.Qwen3MoeConfig(**{**_SIZES, **own, **changes})
+    if family == "gpt_oss":  # its first block has a window
+        own = {"head_dim": 16, "num_experts_per_tok": 2, "num_local_experts": 8}
+        own |= {"sliding_window": 8, "intermediate_size": 96}
+        return transformers.GptOssConfig(**{**_SIZES, **own, **changes})
     if family == "lfm2":
         own = {"layer_types": ["conv", "full_attention"]}
         return transformers.Lfm2Config(**{**_SIZES, **own, **changes})
@@ -111,7 +115,7 @@ def tiny_model(folder: Path, family: str = "qwen3", *, seed: int = 0, **changes:
         model = AutoModelForCausalLM.from_config(family_config(family, **changes))
         # Larger than a fresh model's, so that attention and documents matter to the loss.
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 or name == "lm_head.bias":
+            if parameter.dim() > 1 or name == "lm_head.bias" or name.endswith("sinks"):
                 torch.nn.init.normal_(parameter, std=0.12)
     model.save_pretrained(folder)
     return model_folder(folder)

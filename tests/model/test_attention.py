@@ -258,3 +258,30 @@ def test_answers_that_share_a_prompt_attend_alike_with_every_kernel(kind, flat):
     for ours, theirs in zip(results(kind, torch.bfloat16), expected, strict=True):
         error = (ours.float() - theirs).norm() / theirs.norm()
         assert float(error) < 2e-2  # bf16, as attention_failure allows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by dynamo
+def test_sinks_take_the_same_share_in_flex_attention_as_written_out(window):
+    cpu = a_batch([[120, 60], [200]])
+    parts = {name: getattr(cpu, name).cuda() for name in ("tokens", "positions", "boundaries")}
+    batch = dataclasses.replace(cpu, **parts)
+    rows, length = batch.tokens.shape
+
+    def results(kind, dtype):
+        torch.manual_seed(0)
+        drawn = [torch.randn(rows, 4, length, 64, device="cuda").bfloat16() for _ in range(4)]
+        given = [
+            each.to(dtype).requires_grad_() for each in (drawn[0], *(x[:, :2] for x in drawn[1:3]))
+        ]
+        sinks = torch.randn(4, device="cuda").to(dtype).requires_grad_()
+        attend = attention_file._FUNCTIONS[kind]
+        more = {**attention_kwargs(kind, batch), "s_aux": sinks, "sliding_window": window}
+        output, _ = attend(None, *given, None, **more)
+        weights = drawn[3].to(dtype).transpose(1, 2)
+        return [output.detach(), *torch.autograd.grad(output, [*given, sinks], weights)]
+
+    expected = results("eager", torch.float32)
+    for ours, theirs in zip(results("flex", torch.bfloat16), expected, strict=True):
+        assert float((ours.float() - theirs).norm() / theirs.norm()) < 3e-2  # bf16 and its sums

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from expert.model.errors import ModelError
 from expert.model.fused.experts import FusedExperts, expert_layers, fuse_experts
 from expert.model.load import LoadedModel
 from expert.model.saving import save_trained
@@ -21,8 +24,12 @@ from tests.model.test_layers_that_differ import kept_bytes, shape_of_folder
 from tests.model.test_saving import assert_same, our_logits, plain_logits
 from tests.planning.planning import manifest, plan
 
-FAMILIES = ("qwen3_moe", "mixtral")
+FAMILIES = ("qwen3_moe", "mixtral", "gpt_oss")
 EXACT = 1e-12  # float64: sums of some hundred products in another order
+
+
+def kernels(family: str) -> dict[str, Any]:
+    return {"attention": "eager"} if family == "gpt_oss" else {}  # SDPA has no sinks
 
 
 def moved(loaded: LoadedModel) -> LoadedModel:
@@ -80,16 +87,51 @@ def test_plain_peft_loads_merges_and_continues_adapters_on_experts(tmp_path: Pat
     from peft import PeftModel
 
     folder = tiny_model(tmp_path / "model", family)
-    loaded = moved(load(folder))
+    loaded = moved(load(folder, **kernels(family)))
     fuse_experts(loaded.module, "default")
     ours = our_logits(loaded)
     save_trained(loaded, tmp_path / "saved")
     plain: Any = PeftModel.from_pretrained(plain_base(folder), tmp_path / "saved")
     assert_same(ours, plain_logits(plain))
     assert_same(ours, plain_logits(plain.merge_and_unload()))
-    assert_same(ours, our_logits(load(folder, start=str(tmp_path / "saved"))))
+    assert_same(ours, our_logits(load(folder, start=str(tmp_path / "saved"), **kernels(family))))
     merging: Any = loaded.module
-    assert_same(ours, plain_logits(merging.merge_and_unload()))
+    merged = merging.merge_and_unload()
+    merged.set_attn_implementation("eager")
+    assert_same(ours, plain_logits(merged))
+
+
+def test_experts_in_four_bits_are_trained_from_what_they_stand_for(tmp_path: Path):
+    """gpt-oss is published so: two numbers in a byte, and a power of two for every 32."""
+    folder = tiny_model(tmp_path / "model", "gpt_oss", hidden_size=64, intermediate_size=64)
+    file, config_file = folder / "model.safetensors", folder / "config.json"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        count, inputs, outputs = tensors.pop(name).shape
+        shape = (count, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(121, 125, shape, dtype=torch.uint8)
+    save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads(config_file.read_text())
+    own = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    config_file.write_text(json.dumps({**config, "quantization_config": own}))
+    loaded = moved(load(folder, attention="eager"))
+    [first, *_] = expert_layers(loaded.module).values()
+    weights: Any = first.down_proj
+    blocks = tensors["model.layers.0.mlp.experts.down_proj_blocks"][3, 5, 1]
+    power = int(tensors["model.layers.0.mlp.experts.down_proj_scales"][3, 5, 1]) - 127
+    values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    values += [-value for value in values]
+    digits = [int(digit) for byte in blocks for digit in (byte % 16, byte // 16)]
+    expected = torch.tensor([values[digit] * 2.0**power for digit in digits])
+    torch.testing.assert_close(weights[3, 32:64, 5].detach(), expected, rtol=0, atol=0)
+    fuse_experts(loaded.module, "default")
+    ours = our_logits(loaded)
+    merging: Any = loaded.module
+    merging.merge_and_unload().save_pretrained(tmp_path / "merged")
+    assert_same(ours, plain_logits(plain_base(tmp_path / "merged")))
+    with pytest.raises(ModelError, match="stored in mxfp4"):
+        load(folder, quantization="int8")
 
 
 def test_a_changed_adapter_is_used_at_once(tmp_path: Path):
@@ -137,7 +179,7 @@ def test_dropout_is_that_of_layers_alone(tmp_path: Path):
 @each("family", FAMILIES)
 def test_planned_adapters_are_those_of_the_model(tmp_path: Path, family, targets):
     folder = tiny_model(tmp_path / "model", family)
-    loaded = load(folder, target_modules=targets)
+    loaded = load(folder, target_modules=targets, **kernels(family))
     chosen = frozenset() if targets == "all-linear" else frozenset(targets)
     work = Workload(shape=shape_of_folder(folder), rows=1, row_tokens=8, rank=4, targets=chosen)
     assert work.trainable_parameters == sum(weight.numel() for _, weight in loaded.trainable)
@@ -164,13 +206,15 @@ def test_planned_bytes_are_what_experts_keep(tmp_path: Path, rank):
 
 
 def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_compute_a_token(tmp_path):
-    """Qwen3-30B-A3B as published: 30.5 billion, 3.3 of them active."""
-    from transformers import Qwen3MoeConfig
+    """Qwen3-30B-A3B as published: 30.5 billion, 3.3 of them active; gpt-oss-20b: 20.9."""
+    from transformers import GptOssConfig, Qwen3MoeConfig
 
     sizes: dict[str, Any] = {"num_hidden_layers": 48, "num_experts": 128, "head_dim": 128}
     config = Qwen3MoeConfig(**sizes, num_experts_per_tok=8, vocab_size=151_936)
     shape = shape_from_config(config.to_dict())
     assert (shape.parameters, shape.active_parameters) == (30_532_122_624, 3_353_032_704)
+    config = GptOssConfig(num_hidden_layers=24, num_local_experts=32)
+    assert shape_from_config(config.to_dict()).parameters == 20_914_757_184
     folder = tiny_model(tmp_path / "models" / "base", "qwen3_moe")
     data = manifest({}, base_models=[{"name": str(folder)}])
     made = plan(data, "h200")
@@ -183,6 +227,9 @@ def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_comput
         assert 2 * (other.adapter.trainable_parameters or 0) < (
             made.adapter.trainable_parameters or 0
         )
+    sinks = tiny_model(tmp_path / "models" / "sinks", "gpt_oss")
+    own = manifest({}, base_models=[{"name": str(sinks)}])
+    assert [plan(own, card).kernels.attention for card in ("h200", None)] == ["flex", "eager"]
     data["soft_prompts"] = [{"name": "lead", "tokens": 4}]
     assert plan(data, "h200").memory.fits
     [found] = [each for each in made.decisions if each.path == "model.parameters"]
@@ -224,7 +271,8 @@ def test_experts_on_a_card_are_those_of_a_cpu(rank):
             weight.data.copy_(values.bfloat16())
         fuse_experts(wrapped, "default")
         given = [each.to(device, dtype).requires_grad_() for each in (hidden, shares)]
-        made = wrapped.experts(given[0], chosen.to(device), given[1])
+        experts: Any = wrapped.experts
+        made = experts(given[0], chosen.to(device), given[1])
         gradients = torch.autograd.grad(made, [*given, *trained], upstream.to(device, dtype))
         return [made.detach().cpu().double(), *(each.cpu().double() for each in gradients)]
 

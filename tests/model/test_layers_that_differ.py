@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,13 @@ def test_families_with_layers_that_carry_a_state():
     assert FAMILIES == ["qwen3_5_text", "lfm2"]
 
 
-@each("attention", ["sdpa", "eager"])
-@each("family", [*FAMILIES, "gemma4_text", "qwen3_moe", "mixtral"])
+@each(
+    ("family", "attention"),
+    [
+        ("gpt_oss", "eager"),
+        *product([*FAMILIES, "gemma4_text", "qwen3_moe", "mixtral"], ["sdpa", "eager"]),
+    ],
+)
 def test_packed_documents_are_each_as_if_alone(tmp_path, family, attention):
     """Loss and every gradient; one document is longer than a chunk of 64, one is shorter than the
     convolution."""
@@ -125,7 +131,7 @@ def test_rows_that_answer_together_answer_as_alone_and_leave_when_they_are_done(
                 each.advance(token[None])
 
 
-@each("family", [*FAMILIES, "gemma4_text", "qwen3_moe", "mixtral"])
+@each("family", [*FAMILIES, "gemma4_text", "qwen3_moe", "mixtral", "gpt_oss"])
 def test_planned_parameters_are_those_of_the_model(family):
     from transformers import AutoModelForCausalLM
 

@@ -18,6 +18,8 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from expert.planning.models.architectures import ARCHITECTURES
+
 DECODING_ATTENTION = "expert_answering"
 """The name under which transformers knows this attention."""
 CACHE_ALIGNMENT = 16
@@ -25,17 +27,21 @@ CACHE_ALIGNMENT = 16
 
 
 def attention_for(config: Any) -> str:
-    """The name of the attention that a model answers with. SDPA has no soft cap on scores, which
-    Gemma 2 needs: it uses eager attention."""
-    if _caps_scores(config):
+    """The name of the attention that a model answers with: eager for what SDPA does not do to
+    scores."""
+    if _has_own_scores(config):
         return "eager"
     AttentionInterface.register(DECODING_ATTENTION, _decoding_attention)
     AttentionMaskInterface.register(DECODING_ATTENTION, sdpa_mask)
     return DECODING_ATTENTION
 
 
-def _caps_scores(config: Any) -> bool:
-    return getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+def _has_own_scores(config: Any) -> bool:
+    """Whether scores are capped (Gemma 2), or have one of no token beside them (gpt-oss)."""
+    config = config.get_text_config()
+    known = ARCHITECTURES.get(config.model_type)
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return capped or (known is not None and known.sinks)
 
 
 def _decoding_attention(
@@ -65,7 +71,7 @@ def _decoding_attention(
 def supports_fixed_cache(model: Any) -> bool:
     """Whether every layer of a model keeps all keys and values, and it takes position_ids."""
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    if not takes_positions or _caps_scores(model.config):
+    if not takes_positions or _has_own_scores(model.config):
         return False
     layers = DynamicCache(config=model.config).layers
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)

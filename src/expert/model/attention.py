@@ -136,6 +136,8 @@ class KernelRequest(NamedTuple):
     dropout: float = 0.0
     sliding_window: int | None = None
     softcap: float | None = None
+    s_aux: Tensor | None = None
+    """Attention sinks: for each head a score of no token."""
     document_mask: Any = None
     boundaries: Any = None
     longest: int = 0
@@ -156,7 +158,11 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> T
         scores = asked.softcap * torch.tanh(scores / asked.softcap)
     hidden = ~_windowed(asked.document_mask, asked, query)
     wide = torch.promote_types(scores.dtype, torch.float32)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=wide)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if asked.s_aux is not None:
+        sinks = asked.s_aux.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = scores.softmax(-1, dtype=wide)[..., : key.shape[2]]
     weights = F.dropout(weights.to(value.dtype), asked.dropout)
     return torch.matmul(weights, value).transpose(1, 2).contiguous()
 
@@ -284,10 +290,16 @@ def _flex(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Te
     score = _score_rule(window, softcap) if window is not None or softcap is not None else None
     query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
     grouped = query.shape[1] != key.shape[1]
-    output = _flex_of_torch(query)(
-        query, key, value, score, asked.block_mask, scale=asked.scaling, enable_gqa=grouped
-    )
-    return output.transpose(1, 2).contiguous()
+    options: dict[str, Any] = {"scale": asked.scaling, "enable_gqa": grouped}
+    if asked.s_aux is not None:
+        options["return_lse"] = True
+    output: Any = _flex_of_torch(query)(query, key, value, score, asked.block_mask, **options)
+    if asked.s_aux is not None:  # what the sink leaves of the sum of all scores
+        attended, log_sum = output
+        left = torch.sigmoid(log_sum - asked.s_aux.to(log_sum.dtype)[:, None])
+        output = attended * left[..., None].to(attended.dtype)
+    whole: Tensor = output.transpose(1, 2).contiguous()
+    return whole
 
 
 def _for_transformers(
@@ -314,9 +326,9 @@ def _for_transformers(
 
 _FUNCTIONS: dict[AttentionKind, Callable[..., tuple[Tensor, None]]] = {
     "eager": _for_transformers("eager", _eager),
-    "sdpa": _for_transformers("sdpa", _sdpa, "softcap"),
-    "flash": _for_transformers("flash", _flash, "dropout", "softcap"),
-    "flash4": _for_transformers("flash4", _flash_4, "dropout", "softcap"),
+    "sdpa": _for_transformers("sdpa", _sdpa, "softcap", "sinks"),
+    "flash": _for_transformers("flash", _flash, "dropout", "softcap", "sinks"),
+    "flash4": _for_transformers("flash4", _flash_4, "dropout", "softcap", "sinks"),
     "flex": _for_transformers("flex", _flex, "dropout"),
 }
 
@@ -332,11 +344,12 @@ def _refuse(
     if mask is not None:
         what = "the model builds its own attention mask, which packed rows cannot use"
         raise AttentionUnavailable(kind, what, "train a model without one")
-    for name, meaning in (("s_aux", "attention sinks"), ("position_bias", "a position bias")):
-        if known.get(name) is not None:
-            raise AttentionUnavailable(
-                kind, f"does not support {meaning} ({name})", "use another model"
-            )
+    if known.get("position_bias") is not None:
+        what = "does not support a position bias (position_bias)"
+        raise AttentionUnavailable(kind, what, "use another model")
+    if asked.s_aux is not None and "sinks" in lacks:
+        what = "does not support attention sinks (s_aux)"
+        raise AttentionUnavailable(kind, what, "set attention: flex or eager")
     if asked.dropout > 0 and "dropout" in lacks:
         what = "has no dropout and the model asks for attention_dropout"
         raise AttentionUnavailable(kind, what, "set attention: sdpa, or attention_dropout: 0")

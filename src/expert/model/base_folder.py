@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from expert.planning.models.model_files import (
 from expert.planning.models.resolve import hub_id_of, is_hub_id, is_text_part, reads_images
 from expert.planning.run_plan import ModelPlan
 
+MXFP4 = "mxfp4"
 _MODEL = "base_models[].name"
 INSIDE = "model.language_model."
 """Where a model that also reads images has its language model."""
@@ -70,10 +71,10 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
     config = read_config(folder)
     check_model_files(folder)
     is_text_part(config, folder / "config.json")
-    if own := config.get("quantization_config"):
+    own = config.get("quantization_config")
+    if own and quantised_by(config) != MXFP4:
         # Layers quantised by other tools do not merge or train like ours.
-        method = own.get("quant_method", "unknown") if isinstance(own, dict) else "unknown"
-        what = f"its weights are quantised already ({method})"
+        what = f"its weights are quantised already ({quantised_by(config) or 'unknown'})"
         raise ModelError(str(folder), what, "name the model they were made from, and quantization")
     if not any(folder.glob("*.safetensors")):
         pickled = [path.name for path in sorted(folder.glob("*.bin"))]
@@ -84,6 +85,12 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
         fix = "convert them to model.safetensors, or name a model that has it"
         raise ModelError(str(folder), what, fix)
     return folder
+
+
+def quantised_by(config: Mapping[str, Any]) -> str:
+    """How the weights of a folder were quantised, by its config.json; "": they were not."""
+    own = config.get("quantization_config")
+    return str(own.get("quant_method", "unknown")) if isinstance(own, Mapping) else ""
 
 
 def read_config(folder: Path) -> dict[str, Any]:

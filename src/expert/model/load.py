@@ -25,10 +25,12 @@ from expert.model.attention import (
     register_attention,
 )
 from expert.model.base_folder import (
+    MXFP4,
     first_line,
     inside_of,
     model_folder,
     needs_remote_code,
+    quantised_by,
     read_config,
     text_encoder,
 )
@@ -358,6 +360,11 @@ def _load_base(
     register_attention()
     remote_code = needs_remote_code(model, folder, allowed=allow_remote_code)
     quantization = quantization_config(model.quantization, dtype)
+    if packed := quantised_by(read_config(folder)) == MXFP4:  # experts of gpt-oss, in 4 bits
+        if quantization is not None:
+            what = f"its experts are stored in {MXFP4}, and trained in 16 bits"
+            raise ModelError(str(folder), what, "use quantization: none")
+        quantization = transformers.Mxfp4Config(dequantize=True)
     reading: dict[str, Any] = {"trust_remote_code": remote_code, "local_files_only": True}
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **reading)
@@ -389,8 +396,12 @@ def _load_base(
         fix = "check that the folder is complete and that transformers knows its model_type"
         raise ModelError(str(folder), what, fix) from error
     missing = sorted(info["missing_keys"])
-    if inside_of(folder):
+    if inside_of(folder) or packed:
         base._weight_conversions = []  # saved under its own names: these cannot be turned back
+    if packed:  # saved as it is now
+        base.hf_quantizer, base.is_quantized = None, False
+        vars(base.config).pop("quantization_config", None)
+        base.to(dtype)  # they come in bfloat16
     if recurrent_kind(base.config):
         keep_documents_apart(base)
     if missing:  # transformers would continue with random weights

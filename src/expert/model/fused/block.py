@@ -53,6 +53,8 @@ class BlockParts:
     """Whether queries and keys know their positions."""
     pairs: bool
     """Neighbouring columns rotate together."""
+    turned_once: bool
+    """Cosines and sines come for one half of the columns."""
     heads: tuple[int, int]
     """Of queries, of keys."""
     width: int
@@ -315,6 +317,8 @@ class FusedForward:
         cos, sin = (
             part.expand(*shape[:-1], -1).reshape(-1, part.shape[-1]) for part in position_embeddings
         )
+        if parts.turned_once:
+            cos, sin = (part.repeat(1, 2) for part in (cos, sin))
         if not parts.rotates:
             cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         of_qkv, of_out, *of_mlp = self._seeds(hidden_states.device)
@@ -335,7 +339,8 @@ class FusedForward:
         if parts.mlp is None:
             run = ExpertsInput.apply
             normed, hidden = run(made, parts.second_norm, parts.out.ranks)
-            return hidden + self._mlp(normed)
+            made = self._mlp(normed)
+            return hidden + (made[0] if isinstance(made, tuple) else made)
         run = GatedMlp.apply
         trained = tuple(each for product in parts.mlp for each in product.trained())
         if after is None:
@@ -356,10 +361,14 @@ class FusedForward:
     def _attended(self, queries: Tensor, keys: Tensor, values: Tensor, more: Any) -> Tensor:
         attention = self._attention
         functions: Any = importlib.import_module("transformers.modeling_utils")
-        attend = functions.ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]
+        asked = attention.config._attn_implementation
+        own: Any = importlib.import_module(type(attention).__module__)  # for "eager"
+        attend = functions.ALL_ATTENTION_FUNCTIONS.get_interface(asked, own.eager_attention_forward)
         kwargs = {name: value for name, value in more.items() if name not in _UNREAD}
         if self._cap is not None:
             kwargs["softcap"] = self._cap
+        if (sinks := getattr(attention, "sinks", None)) is not None:
+            kwargs["s_aux"] = sinks
         attended: Tensor = attend(
             attention,
             queries,
@@ -433,6 +442,7 @@ def parts_of(block: Any, adapter: str) -> BlockParts:
         gelu=known.mlp == "gelu",
         rotates=getattr(attention, "use_rope", True),
         pairs=known.rotation == "pairs",
+        turned_once=known.rotation == "halves once",
         heads=(queries, keys),
         width=width,
     )

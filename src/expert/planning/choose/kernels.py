@@ -151,8 +151,8 @@ def _attention(draft: PlanDraft, fused_seconds: float | None) -> tuple[str, str,
         own = config.attention != "auto"
         because = SET if own else "flash_attention_2 in the manifest; torch's own flash kernels"
         return asked, because, "manifest"
-    if shape is not None and shape.caps_scores:
-        because = "the model caps attention scores, which flash kernels and SDPA do not"
+    if shape is not None and shape.own_scores:
+        because = f"the model {shape.own_scores}, which flash kernels and SDPA do not"
         return "flex" if packed and able and draft.on_gpu else "eager", because, "machine"
     if shape is not None and shape.widest_head > FLASH_WIDTH:
         because = f"flash kernels take heads of up to {FLASH_WIDTH}, not {shape.widest_head}"

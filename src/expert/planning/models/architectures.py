@@ -48,10 +48,12 @@ class Architecture:
     learned_positions: bool = False
     window_everywhere: bool = False
     """Its sliding window is that of all layers, whatever layer_types says."""
-    rotation: Literal["halves", "pairs"] = "halves"
-    """Which columns of a head RoPE rotates together."""
+    rotation: Literal["halves", "halves once", "pairs"] = "halves"
+    """Which columns of a head RoPE rotates together; once: cosines and sines come for one half."""
     caps_scores: bool = False
     """Attention scores are capped, which few kernels do."""
+    sinks: bool = False
+    """Every head has a score more, of no token, which few kernels do either."""
     ffn_is_four_times_hidden: bool = False
     """Where config.json does not say."""
     recurrent: str = ""
@@ -127,6 +129,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "lfm2": Architecture(head_norms="head", tied=True, recurrent="conv"),
     "qwen3_moe": Architecture(head_norms="head", experts=True),
     "mixtral": Architecture(experts=True),
+    "gpt_oss": Architecture(experts=True, bias="all", sinks=True, rotation="halves once"),
     "stablelm": Architecture(norm="layer"),
     "starcoder2": _gpt(tied=True),
     "phi": _gpt(norms="shared", head_bias=True),

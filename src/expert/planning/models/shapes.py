@@ -45,8 +45,8 @@ class ModelShape:
     """The output head has a bias (Phi-2)."""
     after_norms: bool = False
     """What attention and MLP add to the residual is normed first, and kept for the backward."""
-    caps_scores: bool = False
-    """Attention scores are capped, which few kernels do."""
+    own_scores: str = ""
+    """What the model does to attention scores that few kernels do."""
     merged: str = ""
     """gate and up are one layer ("mlp"), or q, k and v, too ("all")."""
     fused: bool = True
@@ -254,7 +254,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         learned_positions=(context + 2 * (kind == "opt")) * known.learned_positions,
         head_bias=known.head_bias,
         after_norms=known.norms in ("around", "after"),
-        caps_scores=known.caps_scores and config.get("attn_logit_softcapping", True) is not None,
+        own_scores=_own_scores(config, known),
         merged=known.merged,
         fused=kind in FUSED_TYPES,
         output_gate=known.output_gate,
@@ -263,6 +263,13 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     if known.experts:
         return replace(shape, **_of_experts(config, shape))
     return replace(shape, **_of_shared_keys(config, shape)) if known.shares_keys else shape
+
+
+def _own_scores(config: Mapping[str, Any], known: Architecture) -> str:
+    if known.sinks:
+        return "adds one of no token to the attention scores"
+    capped = known.caps_scores and config.get("attn_logit_softcapping", True) is not None
+    return "caps attention scores" if capped else ""
 
 
 def _skips(config: Mapping[str, Any]) -> bool:
@@ -276,6 +283,8 @@ def _of_experts(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
     if not (experts and chosen and ffn):
         raise UnknownShape("config.json has no usable num_experts_per_tok")
     each = experts * (3 * shape.hidden * ffn + shape.hidden)
+    if ARCHITECTURES[str(config.get("model_type"))].sinks:  # with biases, the router too
+        each += experts * (2 * ffn + shape.hidden + 1) + shape.heads
     return {
         "experts": experts,
         "experts_per_token": chosen,
