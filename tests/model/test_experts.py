@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from expert.model.errors import ModelError
-from expert.model.fused.experts import FusedExperts, expert_layers, fuse_experts
+from expert.model.fused.experts import FusedExperts, busiest_experts, expert_layers, fuse_experts
 from expert.model.load import LoadedModel
 from expert.model.saving import save_trained
 from expert.planning.memory.memory import saved_per_token
@@ -167,6 +167,17 @@ def test_experts_without_an_adapter_are_fused_and_trained_ones_are_not(tmp_path:
         assert_same(our_logits(loaded), before)
 
 
+def test_the_busiest_experts_are_counted_between_two_lines(tmp_path: Path):
+    loaded = load(tiny_model(tmp_path / "model", "qwen3_moe"))
+    assert busiest_experts(loaded.module) == {}
+    fuse_experts(loaded.module, "default")
+    loaded.loss_sum(make_batch([documents(90)]))
+    [counted] = busiest_experts(loaded.module).values()
+    assert 1 < counted <= 4  # two of eight are chosen: all tokens may choose the same
+    our_logits(loaded)
+    assert busiest_experts(loaded.module) == {}  # answers and evaluations do not count
+
+
 def test_dropout_is_that_of_layers_alone(tmp_path: Path):
     loaded = load(tiny_model(tmp_path / "model", "qwen3_moe"), dropout=0.5)
     loaded.module.train()
@@ -213,8 +224,8 @@ def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_comput
     config = Qwen3MoeConfig(**sizes, num_experts_per_tok=8, vocab_size=151_936)
     shape = shape_from_config(config.to_dict())
     assert (shape.parameters, shape.active_parameters) == (30_532_122_624, 3_353_032_704)
-    config = GptOssConfig(num_hidden_layers=24, num_local_experts=32)
-    assert shape_from_config(config.to_dict()).parameters == 20_914_757_184
+    other = GptOssConfig(num_hidden_layers=24, num_local_experts=32)
+    assert shape_from_config(other.to_dict()).parameters == 20_914_757_184
     folder = tiny_model(tmp_path / "models" / "base", "qwen3_moe")
     data = manifest({}, base_models=[{"name": str(folder)}])
     made = plan(data, "h200")
@@ -222,9 +233,11 @@ def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_comput
     assert made.kernels.fused_blocks
     assert not made.kernels.compile
     for settings in ({"adapter_type": "dora"}, {"adapter_init": "pissa"}):
-        other = plan(manifest(settings, base_models=[{"name": str(folder)}]), "h200")
-        assert any("8 experts of a layer get no adapter" in remark.text for remark in other.remarks)
-        assert 2 * (other.adapter.trainable_parameters or 0) < (
+        without = plan(manifest(settings, base_models=[{"name": str(folder)}]), "h200")
+        assert any(
+            "8 experts of a layer get no adapter" in remark.text for remark in without.remarks
+        )
+        assert 2 * (without.adapter.trainable_parameters or 0) < (
             made.adapter.trainable_parameters or 0
         )
     sinks = tiny_model(tmp_path / "models" / "sinks", "gpt_oss")

@@ -145,14 +145,13 @@ def routes_of(chosen: Tensor, experts: int) -> Routes:
 
 
 class MixedExperts(torch.autograd.Function):
-    """hidden [tokens, width], chosen experts and their shares -> the sum of what they answer."""
+    """hidden [tokens, width] and the shares of the chosen experts -> the sum of their answers."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, chosen: Tensor, shares: Tensor, parts: ExpertParts, *_: Tensor
+        ctx: Any, hidden: Tensor, routes: Routes, shares: Tensor, parts: ExpertParts, *_: Tensor
     ) -> Tensor:
         up, down, gate = parts
-        routes = routes_of(chosen, len(up.whole))
         gate_up, low_up = up.forward(_rows(hidden, routes.tokens, up.spare), routes.ends)
         if up.bias is not None:
             gate_up += up.bias[routes.experts]
@@ -287,6 +286,8 @@ class FusedExperts:
         usual = type(experts)._apply_gate.__name__ == "_default_apply_gate"
         silu = type(getattr(experts, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
         self.parts = ExpertParts(up, down, None if usual and silu else experts._apply_gate)
+        self.chosen: Tensor | None = None
+        """How often each expert was, since `busiest_experts`."""
 
     def __call__(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Any:
         wrapper = self._wrapper
@@ -295,9 +296,13 @@ class FusedExperts:
         up, down, _ = self.parts
         up.place_adapter()
         down.place_adapter()
+        routes = routes_of(chosen, len(up.whole))
+        if torch.is_grad_enabled():
+            counts = torch.diff(routes.ends, prepend=routes.ends.new_zeros(1))
+            self.chosen = counts.double() if self.chosen is None else self.chosen + counts
         run: Any = MixedExperts.apply
         trained = (up.first, up.second, down.first, down.second)
-        return run(hidden, chosen, shares, self.parts, *trained)
+        return run(hidden, routes, shares, self.parts, *trained)
 
 
 def fuse_experts(model: nn.Module, adapter: str) -> None:
@@ -310,6 +315,21 @@ def fuse_experts(model: nn.Module, adapter: str) -> None:
             outermost, name = wrapped[name], name.removesuffix(".base_layer")
         if not any(getattr(experts, each).requires_grad for each in PROJECTIONS):
             outermost.forward = FusedExperts(outermost, adapter)
+
+
+def busiest_experts(model: nn.Module) -> dict[str, float]:
+    """How much more often than the average the busiest expert of a layer was chosen since the last
+    call, by the mean of all layers: 1 if all are chosen alike. Empty without experts."""
+    forwards = [module.__dict__.get("forward") for module in model.modules()]
+    fused = [
+        each for each in forwards if isinstance(each, FusedExperts) and each.chosen is not None
+    ]
+    if not fused:
+        return {}
+    counts = torch.stack([each.chosen for each in fused if each.chosen is not None])
+    for each in fused:
+        each.chosen = None
+    return {"experts/busiest": float((counts.amax(1) / counts.mean(1)).mean())}
 
 
 def _wrappers_of(outermost: Any) -> list[Any]:

@@ -10,7 +10,9 @@ import torch
 from expert.data.feed.run_data import RunData
 from expert.manifest.schema.kinds import ON_POLICY
 from expert.model import blocks
+from expert.model.fused.experts import busiest_experts
 from expert.planning.run_plan import RunPlan
+from expert.run.build import Built
 from expert.telemetry import cpu
 from expert.telemetry.gpu import GpuSampler, allocator_stats
 from expert.telemetry.meter import Meter
@@ -40,28 +42,27 @@ class Instruments:
             total_steps=plan.length.total_steps,
         )
 
-    def recorder(
-        self, plan: RunPlan, state: TrainState, timeline: Timeline | None = None
-    ) -> Recorder:
+    def recorder(self, plan: RunPlan, state: TrainState, built: Built | None = None) -> Recorder:
         """A recorder for the next steps, starting from `state`."""
         return Recorder(
             self.emit,
             device=self.device,
             meter=self.meter,
-            timeline=timeline or Timeline(self.device),
+            timeline=built.timeline if built is not None else Timeline(self.device),
             spikes=SpikeWatch(state=state.losses or None),
             log_every=plan.watch.logging_steps,
             flops_per_token=plan.length.flops_per_token,
             loss_scaling=plan.kernels.loss_scaling,
             compiles=plan.kernels.compile,
             answers=plan.objective.method == ON_POLICY,
-            more=self._device_fields(workers=plan.loader.workers),
+            more=self._more_fields(built, workers=plan.loader.workers),
             recompiling=self.recompiling,
             skips=state.skips,
         )
 
-    def _device_fields(self, *, workers: int) -> MoreFields:
-        """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets.
+    def _more_fields(self, built: Built | None, *, workers: int) -> MoreFields:
+        """Fields of a step event about the device, and about the experts of a mixture: numbers
+        only, as text would be searched for secrets.
         Compiling steps are excluded, as they are from the rates: the card is idle then."""
         gpu, meter, sampled_at = self.gpu, self.meter, time.monotonic()
         sampler = cpu.CpuSampler()
@@ -70,6 +71,8 @@ class Instruments:
             nonlocal sampled_at
             # Workers are processes of their own, which would be mistaken for other programs.
             facts = {} if workers else sampler.step_fields()
+            if built is not None:
+                facts |= busiest_experts(built.loaded.module)
             if gpu is None:
                 return {**facts, "cpu_peak_memory_bytes": cpu.peak_memory_bytes()}
             since, sampled_at = sampled_at, time.monotonic()

@@ -212,7 +212,7 @@ def model_of(session: Session) -> Built:
     session.group.progress()
     for prepared in (folder for split in data.splits() for folder in split.folders):
         check_vocabulary(built.loaded, prepared.statistics.largest_id)
-    session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
+    session.recorder = session.instruments.recorder(plan, session.state, built)
     session.instruments.recompiling.restart()
     if plan.objective.needs_reference and data.prepared[0].reference is None:
         reference = Reference(  # before any trained weights are loaded
@@ -288,8 +288,7 @@ def continue_from(session: Session, state: TrainState, groups: Groups | None) ->
     else:
         session.built.load(groups)
     session.best = best_so_far(session.plan, state)
-    timeline = session.built.timeline if session.built is not None else None
-    session.recorder = session.instruments.recorder(session.plan, state, timeline)
+    session.recorder = session.instruments.recorder(session.plan, state, session.built)
     session.recorder.meter.restore_losses(state.sums)
 
 
