@@ -32,10 +32,10 @@ SHAPES: dict[str, tuple[Any, ...]] = {
         partial(Phi3Config, partial_rotary_factor=0.75, sliding_window=None),
         *(32, 3072, 8192, 24, 8, 128, 200064, True),
     ),
-    # Qwen3-30B-A3B, a quarter of its layers.
-    "qwen3-moe-8b": (
+    # Qwen3-30B-A3B, a sixth of its layers.
+    "qwen3-moe-5b": (
         partial(Qwen3MoeConfig, **MIXED, norm_topk_prob=True),
-        *(12, 2048, 6144, 32, 4, 128, 151936, False),
+        *(8, 2048, 6144, 32, 4, 128, 151936, False),
     ),
     "smollm3-3b": (SmolLM3Config, 36, 2048, 11008, 16, 4, 128, 128256, True),
 }

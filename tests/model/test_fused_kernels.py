@@ -103,6 +103,9 @@ def all_kernels(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
         norms(dtype, device, monkeypatch, plus_one=plus_one)
         rotations(dtype, True, device, monkeypatch, plus_one=plus_one)
     rotations(dtype, False, device, monkeypatch)
+    for way in ({"turns": 12}, {"turns": 8, "pairs": True}, {"width": 24, "turns": 24}):
+        for normed in (False, True):
+            rotations(dtype, normed, device, monkeypatch, **way)
     for gelu in (False, True):
         swiglus(dtype, device, monkeypatch, gelu=gelu)
     columns(dtype, device, monkeypatch)
@@ -243,11 +246,13 @@ def rotations(
     monkeypatch: pytest.MonkeyPatch,
     *,
     plus_one: bool = False,
+    width: int = 16,
+    turns: int = 16,
+    pairs: bool = False,
 ) -> None:
-    width = 16
     queries, keys = HEADS
     qkv = drawn(ROWS, (queries + 2 * keys) * width, dtype=dtype)
-    angles = drawn(ROWS, width // 2, dtype=torch.float32)
+    angles = drawn(ROWS, turns // 2, dtype=torch.float32)
     cos, sin = (torch.cat((part, part), 1).to(dtype) for part in (angles.cos(), angles.sin()))
     weights = [drawn(width, dtype=dtype, seed=seed) for seed in (3, 4)]
     shapes = [(1, count, ROWS, width) for count in (queries, keys, keys)]
@@ -260,12 +265,13 @@ def rotations(
         found = []
         for finish in (kernels.PLAIN, finish_of(qkv.shape[1], dtype, device)):
             out = torch.zeros_like(qkv)
-            found += [rotation.rotate(qkv, cos, sin, by, HEADS, finish), out]
+            found += [rotation.rotate(qkv, cos, sin, by, HEADS, finish, pairs=pairs), out]
             given = (qkv, cos, sin, by, HEADS, out, finish)
-            rotation.rotate_backward((more[2], more[3], more[4]), *given)
+            rotation.rotate_backward((more[2], more[3], more[4]), *given, pairs=pairs)
         return found
 
-    both_ways(run, [qkv, cos, sin, *weights, *gradients], device, monkeypatch)
+    # Differences of two products of what was rounded twice.
+    both_ways(run, [qkv, cos, sin, *weights, *gradients], device, monkeypatch, terms=4)
 
 
 def swiglus(

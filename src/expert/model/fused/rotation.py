@@ -1,5 +1,5 @@
 """Rotary embedding of queries and keys, which may be normed first, as Triton kernels; torch rotates
-what they do not (heads in part, neighbouring columns, norms of all heads together)."""
+what they do not: norms of all heads together."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from expert.model.fused.kernels import PLAIN, Epilogue, Norm
 from expert.model.fused.launching import kernel, power, uses_triton, wide_of
 
 tl: Any = None  # set by `kernel`
+INLINED = ("halves_of",)
 
 
 def rotate(
@@ -35,7 +36,7 @@ def rotate(
     rotated = qkv.new_empty(rows, count + values, width)
     if in_place:
         rotated = qkv[:, : count * width].view(rows, count, width)
-    if not (uses_triton(qkv) and _kernels_rotate(width, turns, norms, pairs)):
+    if not (uses_triton(qkv) and _kernels_rotate(norms)):
         all_heads = finish.of(qkv).view(rows, -1, width)
         wide = all_heads[:, :count]
         if norms is not None:
@@ -54,8 +55,8 @@ def rotate(
         qkv, cos, sin, first.weight, second.weight, rotated,
         qkv.stride(0), rotated.stride(0), cos.stride(0),
         first.epsilon, **finish.given(qkv), QUERIES=heads[0], HEADS=count, VALUES=values,
-        BLOCK=power(count), VALUE_BLOCK=power(heads[1]), WIDTH=width, NORMED=norms is not None,
-        PLUS_ONE=first.plus_one, num_warps=4,
+        BLOCK=power(count), VALUE_BLOCK=power(heads[1]), **_columns(width, turns, pairs),
+        NORMED=norms is not None, PLUS_ONE=first.plus_one, num_warps=4,
     )  # fmt: skip
     return rotated
 
@@ -76,7 +77,7 @@ def rotate_backward(
     [sequences, heads, length, width] with any strides."""
     rows, turns = cos.shape
     count, width = sum(heads), qkv.shape[1] // (heads[0] + 2 * heads[1])
-    if not (uses_triton(qkv) and _kernels_rotate(width, turns, norms, pairs)):
+    if not (uses_triton(qkv) and _kernels_rotate(norms)):
         wide = wide_of(qkv)
         queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in gradients)
         after = torch.cat((queries, keys), dim=1).to(wide)
@@ -98,14 +99,21 @@ def rotate_backward(
         *(part.stride(axis) for part in contiguous for axis in (0, 1, 2)), contiguous[0].shape[2],
         qkv.stride(0), cos.stride(0), out.stride(0), first.epsilon, **finish.given(qkv),
         QUERIES=heads[0], KEYS=heads[1], BLOCK=power(count), VALUES=power(heads[1]),
-        WIDTH=width, NORMED=norms is not None, PLUS_ONE=first.plus_one, num_warps=4,
+        **_columns(width, turns, pairs), NORMED=norms is not None, PLUS_ONE=first.plus_one,
+        num_warps=4,
     )  # fmt: skip
 
 
-def _kernels_rotate(width: int, turns: int, norms: tuple[Norm, Norm] | None, pairs: bool) -> bool:
-    """Whether the kernels do it: the two halves of whole heads, whose size is a power of two, each
-    with its own norm."""
-    return turns == width == power(width) and not pairs and not (norms and norms[0].across)
+def _kernels_rotate(norms: tuple[Norm, Norm] | None) -> bool:
+    """Whether the kernels do it: each head has its own norm."""
+    return not (norms and norms[0].across)
+
+
+def _columns(width: int, turns: int, pairs: bool) -> dict[str, int | bool]:
+    """The columns of a head for the kernels, which takes them as two halves: those that rotate
+    together, and then those that stay."""
+    sizes = {"WIDTH": width, "TURNS": turns, "HALF": power(width // 2), "WIDE": power(width)}
+    return {**sizes, "PAIRS": pairs}
 
 
 def _means(values: Tensor, by: Norm, heads: tuple[int, int]) -> Tensor:
@@ -139,18 +147,31 @@ def _of_heads(norms: tuple[Norm, Norm], heads: tuple[int, int]) -> Norm:
 
 
 # Compiled by Triton from their source.
+def halves_of(  # type: ignore[no-untyped-def]
+    number, WIDTH: tl.constexpr, TURNS: tl.constexpr, PAIRS: tl.constexpr
+):  # fmt: skip
+    """The first column of each pair, how far the second is from it, and whether they rotate."""
+    turns = number < TURNS // 2
+    if PAIRS:
+        return 2 * number, tl.full(number.shape, 1, tl.int32), turns
+    half = tl.where(turns, TURNS // 2, (WIDTH - TURNS) // 2)
+    return tl.where(turns, number, number + TURNS // 2), half, turns
+
+
 def _rotate(  # type: ignore[no-untyped-def]
     qkv, cos, sin, first, second, out, qkv_stride, out_stride, cos_stride, epsilon, scale, bias,
     SCALED: tl.constexpr, BIASED: tl.constexpr, QUERIES: tl.constexpr, HEADS: tl.constexpr,
     VALUES: tl.constexpr, BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    TURNS: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     NORMED: tl.constexpr, PLUS_ONE: tl.constexpr,
 ):  # fmt: skip
     """One program handles all heads of a row, each as the two halves that rotate together."""
     row = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = WIDTH // 2
     heads = tl.arange(0, BLOCK)[:, None]
-    columns = tl.arange(0, half)[None, :]
-    there = heads < HEADS
+    number = tl.arange(0, HALF)[None, :]
+    columns, half, turns = halves_of(number, WIDTH, TURNS, PAIRS)
+    inside = number < WIDTH // 2
+    there = (heads < HEADS) & inside
     place = qkv + row * qkv_stride + heads * WIDTH + columns
     left = tl.load(place, mask=there, other=0.0)
     right = tl.load(place + half, mask=there, other=0.0)
@@ -166,25 +187,24 @@ def _rotate(  # type: ignore[no-untyped-def]
     if NORMED:
         squares = tl.sum(left * left, 1) + tl.sum(right * right, 1)
         inverse = tl.rsqrt(squares / WIDTH + epsilon)[:, None]
-        is_query = heads < QUERIES
-        low = tl.where(is_query, tl.load(first + columns), tl.load(second + columns))
-        high = tl.where(is_query, tl.load(first + half + columns), tl.load(second + half + columns))
-        low, high = low.to(tl.float32), high.to(tl.float32)
+        weights = tl.where(heads < QUERIES, first, second) + columns
+        low = tl.load(weights, mask=there, other=0.0).to(tl.float32)
+        high = tl.load(weights + half, mask=there, other=0.0).to(tl.float32)
         if PLUS_ONE:
             left, right = left * inverse * (1 + low), right * inverse * (1 + high)
         else:
             left = (left * inverse).to(kind).to(tl.float32) * low
             right = (right * inverse).to(kind).to(tl.float32) * high
         left, right = left.to(kind).to(tl.float32), right.to(kind).to(tl.float32)
-    c = tl.load(cos + row * cos_stride + columns).to(tl.float32)
-    s = tl.load(sin + row * cos_stride + columns).to(tl.float32)
+    c = tl.load(cos + row * cos_stride + number, mask=turns, other=1.0).to(tl.float32)
+    s = tl.load(sin + row * cos_stride + number, mask=turns, other=0.0).to(tl.float32)
     target = out + row * out_stride + heads * WIDTH + columns
     tl.store(target, (left * c - right * s).to(kind), mask=there)
     tl.store(target + half, (right * c + left * s).to(kind), mask=there)
     if VALUES:
         value = tl.arange(0, VALUE_BLOCK)[:, None]
-        column = (HEADS + value) * WIDTH + tl.arange(0, WIDTH)[None, :]
-        kept = value < VALUES
+        column = (HEADS + value) * WIDTH + tl.arange(0, WIDE)[None, :]
+        kept = (value < VALUES) & (tl.arange(0, WIDE)[None, :] < WIDTH)
         read = tl.load(qkv + row * qkv_stride + column, mask=kept, other=0.0).to(tl.float32)
         if SCALED:
             read *= tl.load(scale + column, mask=kept, other=0.0)
@@ -199,15 +219,17 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
     value_row, value_head, value_place, length,
     qkv_stride, cos_stride, out_stride, epsilon, scale, bias,
     SCALED: tl.constexpr, BIASED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, NORMED: tl.constexpr,
+    BLOCK: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr, TURNS: tl.constexpr,
+    HALF: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr, NORMED: tl.constexpr,
     PLUS_ONE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    half: tl.constexpr = WIDTH // 2
     heads = tl.arange(0, BLOCK)[:, None].to(tl.int64)
-    columns = tl.arange(0, half)[None, :]
-    is_query = heads < QUERIES
-    is_key = (heads >= QUERIES) & (heads < QUERIES + KEYS)
+    number = tl.arange(0, HALF)[None, :]
+    columns, half, turns = halves_of(number, WIDTH, TURNS, PAIRS)
+    inside = number < WIDTH // 2
+    is_query = (heads < QUERIES) & inside
+    is_key = (heads >= QUERIES) & (heads < QUERIES + KEYS) & inside
     sequence, place = row // length, row % length
     of_query = queries + sequence * query_row + place * query_place + heads * query_head + columns
     of_key = keys + sequence * key_row + place * key_place + (heads - QUERIES) * key_head + columns
@@ -216,13 +238,13 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
     right += tl.load(of_key + half, mask=is_key, other=0.0)
     kind = left.dtype
     left, right = left.to(tl.float32), right.to(tl.float32)
-    c = tl.load(cos + row * cos_stride + columns).to(tl.float32)
-    s = tl.load(sin + row * cos_stride + columns).to(tl.float32)
+    c = tl.load(cos + row * cos_stride + number, mask=turns, other=1.0).to(tl.float32)
+    s = tl.load(sin + row * cos_stride + number, mask=turns, other=0.0).to(tl.float32)
     before_left = left * c + right * s
     before_right = right * c - left * s
     if NORMED:
         given = qkv + row * qkv_stride + heads * WIDTH + columns
-        there = heads < QUERIES + KEYS
+        there = is_query | is_key
         x_left = tl.load(given, mask=there, other=0.0).to(tl.float32)
         x_right = tl.load(given + half, mask=there, other=0.0).to(tl.float32)
         column = heads * WIDTH + columns
@@ -234,9 +256,9 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
             x_right += tl.load(bias + half + column, mask=there, other=0.0).to(tl.float32)
         squares = tl.sum(x_left * x_left, 1) + tl.sum(x_right * x_right, 1)
         inverse = tl.rsqrt(squares / WIDTH + epsilon)[:, None]
-        low = tl.where(is_query, tl.load(first + columns), tl.load(second + columns))
-        high = tl.where(is_query, tl.load(first + half + columns), tl.load(second + half + columns))
-        low, high = low.to(tl.float32), high.to(tl.float32)
+        weights = tl.where(heads < QUERIES, first, second) + columns
+        low = tl.load(weights, mask=there, other=0.0).to(tl.float32)
+        high = tl.load(weights + half, mask=there, other=0.0).to(tl.float32)
         if PLUS_ONE:
             low, high = low + 1, high + 1
         above_left, above_right = before_left * low, before_right * high
@@ -249,8 +271,8 @@ def _rotate_backward(  # type: ignore[no-untyped-def]
     tl.store(target, before_left.to(kind), mask=is_query | is_key)
     tl.store(target + half, before_right.to(kind), mask=is_query | is_key)
     value_heads = tl.arange(0, VALUES)[:, None].to(tl.int64)
-    wide = tl.arange(0, WIDTH)[None, :]
-    kept = value_heads < KEYS
+    wide = tl.arange(0, WIDE)[None, :]
+    kept = (value_heads < KEYS) & (wide < WIDTH)
     of_value = values + sequence * value_row + place * value_place + value_heads * value_head + wide
     target = out + row * out_stride + (QUERIES + KEYS + value_heads) * WIDTH + wide
     tl.store(target, tl.load(of_value, mask=kept, other=0.0), mask=kept)
