@@ -18,6 +18,7 @@ from torch import Tensor
 
 from expert.model.fused import (
     dropout,
+    experts,
     float8,
     kernels,
     launching,
@@ -70,7 +71,7 @@ def both_ways(
 
     found = run(*copies())
     with monkeypatch.context() as patch:
-        for module in (kernels, rotation, dropout, float8, magnitudes, packing):
+        for module in (kernels, rotation, dropout, experts, float8, magnitudes, packing):
             patch.setattr(module, "uses_triton", lambda tensor: False)
         right = run(*copies())
     for one, other in zip(found, right, strict=True):
@@ -103,9 +104,11 @@ def all_kernels(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
         norms(dtype, device, monkeypatch, plus_one=plus_one)
         rotations(dtype, True, device, monkeypatch, plus_one=plus_one)
     rotations(dtype, False, device, monkeypatch)
-    for way in ({"turns": 12}, {"turns": 8, "pairs": True}, {"width": 24, "turns": 24}):
+    ways: list[dict[str, Any]] = [{"turns": 12}, {"turns": 8, "pairs": True}]
+    for way in (*ways, {"width": 24, "turns": 24}):
         for normed in (False, True):
             rotations(dtype, normed, device, monkeypatch, **way)
+    gathered_sums(dtype, device, monkeypatch)
     for gelu in (False, True):
         swiglus(dtype, device, monkeypatch, gelu=gelu)
     columns(dtype, device, monkeypatch)
@@ -274,6 +277,17 @@ def rotations(
     both_ways(run, [qkv, cos, sin, *weights, *gradients], device, monkeypatch, terms=4)
 
 
+def gathered_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, shares = drawn(3 * ROWS, 1030, dtype=dtype), drawn(ROWS, 3, dtype=dtype)
+    places = torch.arange(3 * ROWS).flip(0).view(ROWS, 3)
+
+    def run(rows: Tensor, places: Tensor, shares: Tensor) -> list[Tensor]:
+        made = rows[:, :1020]  # beside spare columns
+        return [experts.gathered_sum(made, places, each) for each in (None, shares)]
+
+    both_ways(run, [rows, places, shares], device, monkeypatch, terms=3)
+
+
 def swiglus(
     dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch, *, gelu: bool
 ) -> None:
@@ -287,7 +301,9 @@ def swiglus(
         ways = ((gradient,), (copy, finish))
         back = [kernels.swiglu_backward(both, *more, gelu=gelu) for more in ways]
         residual = drawn(ROWS, 2 * INNER, dtype=dtype, seed=13).to(device)
-        return [out, *back, gradient, copy, kernels.add_epilogue(both, finish, residual)]
+        wide = torch.zeros(ROWS, 2 * INNER + 8, dtype=dtype, device=device)
+        kernels.swiglu_backward(both, copy.clone(), gelu=gelu, out=wide[:, : 2 * INNER])
+        return [out, wide, *back, gradient, copy, kernels.add_epilogue(both, finish, residual)]
 
     both_ways(run, [both, gradient], device, monkeypatch)
 
