@@ -15,6 +15,7 @@ import torch
 from expert.answer.steps import AnswerModel, GrowingSteps
 from expert.core.errors import ExpertError
 from expert.model.recurrent import keep_documents_apart
+from expert.planning.machine import host
 from expert.planning.memory.memory import saved_per_token
 from expert.planning.memory.workload import Workload
 from expert.planning.models.architectures import ARCHITECTURES
@@ -246,3 +247,17 @@ def test_passes_are_neither_compiled_nor_captured(tmp_path):
     kernels = made.kernels
     assert [kernels.compile, kernels.cuda_graphs, kernels.fused_blocks] == [False] * 3
     assert any("plain torch" in remark.text for remark in made.remarks)
+
+
+@each(
+    ("triton", "capability", "words"),
+    [("3.6.0", (9, 0), "3.7.1 on Hopper"), ("3.6.0", (8, 9), ""), ("3.7.1", (9, 0), "")],
+)
+def test_kernels_of_linear_attention_that_are_wrong_on_a_card_are_not_used(
+    triton, capability, words, monkeypatch
+):
+    """The package itself raises an error there, in the first backward."""
+    versions = {"fla-core": "0.6.0", "triton": triton}
+    monkeypatch.setattr(host, "package_version", lambda name: host.Fact(versions.get(name), ""))
+    assert words in host.linear_kernels_lacking(capability)
+    assert bool(host.linear_kernels_lacking(capability)) == bool(words)

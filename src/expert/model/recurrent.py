@@ -5,6 +5,7 @@ packed rows. transformers' own functions do so only with packages that need a CU
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expert.planning.machine.host import linear_kernels_lacking
 from expert.planning.models.architectures import ARCHITECTURES
 
 FORGOTTEN = -40.0
@@ -36,9 +38,16 @@ def keep_documents_apart(model: nn.Module) -> None:
     ):
         plain = getattr(own, name, None)
         if plain is not None and not hasattr(plain, "keeps_documents_apart"):
+            if aware is _aware_delta_rule and _kernels_lacking():
+                plain = inspect.unwrap(plain)  # torch's, beneath the package's
             function: Any = aware(plain)
             function.keeps_documents_apart = True
             setattr(own, name, function)
+
+
+def _kernels_lacking() -> str:
+    there = torch.cuda.is_available()
+    return linear_kernels_lacking(torch.cuda.get_device_capability() if there else None)
 
 
 def _aware_convolution(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -13,7 +13,7 @@ from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.machine.cards import ADA, AMPERE, HOPPER, VOLTA
-from expert.planning.machine.host import package_version
+from expert.planning.machine.host import linear_kernels_lacking, package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import loss_chunk_for_budget
 from expert.planning.memory.workload import Workload
@@ -284,9 +284,9 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     shape = draft.resolved.shape
     if shape is not None and shape.untried:
         obstacle = obstacle or f"it was not tried with {shape.untried}"
-        if shape.recurrent == "linear_attention" and draft.on_gpu and not _has_linear_kernels():
-            text = "its linear attention runs in plain torch, which is slow: the package "
-            text += "flash-linear-attention is used if it is installed"
+        lacking = linear_kernels_lacking(draft.target.capability)
+        if shape.recurrent == "linear_attention" and draft.on_gpu and lacking:
+            text = f"its linear attention runs in plain torch, which is slow: {lacking}"
             draft.warn("kernels.attention", text)
     if draft.on_gpu and not draft.has_capability(VOLTA):
         obstacle = f"{draft.card_label} is older than Triton supports (7.0)"
@@ -310,10 +310,6 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
     because = "more effort gains little on single blocks"
     draft.choose("kernels.compile_mode", "torch_compile_mode", "default", because, "preset")
     draft.settle_from_config("kernels.compile_backend", "torch_compile_backend")
-
-
-def _has_linear_kernels() -> bool:
-    return any(package_version(name).value for name in ("fla-core", "flash-linear-attention"))
 
 
 def _compile_if_it_pays(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:

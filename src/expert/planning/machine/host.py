@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -175,6 +176,17 @@ def package_version(name: str) -> Fact[str]:
         return Fact(metadata.version(name), "importlib.metadata")
     except (metadata.PackageNotFoundError, KeyError):  # KeyError: its files do not record it
         return Fact(None, "not installed")
+
+
+def linear_kernels_lacking(capability: tuple[int, int] | None) -> str:
+    """What is missing for the kernels of linear attention, or ""."""
+    if not any(package_version(name).value for name in ("fla-core", "flash-linear-attention")):
+        return "the package flash-linear-attention is used if it is installed"
+    version = package_version("triton").value or "0"
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+    if capability == (9, 0) and (3, 4, 0) <= numbers < (3, 7, 1):
+        return f"flash-linear-attention needs Triton 3.7.1 on Hopper cards, not {version}"
+    return ""
 
 
 def process_name(pid: int) -> str | None:
