@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import sys
@@ -248,7 +249,13 @@ HOW: dict[str, Any] = {"answers": 4, "prompts": 8, "rounds": 1, "temperature": 1
 
 @pytest.mark.parametrize("method", ["rft", "dpo", "grpo"])
 def test_a_round_asks_judges_trains_and_is_judged(tmp_path, method):
-    done = improve(unsure(), method=method, output=tmp_path, min_accuracy=1.0, **HOW)
+    said: list[str] = []
+    own = {**HOW, "say": said.append}
+    done = improve(unsure(), method=method, output=tmp_path, min_accuracy=1.0, **own)
+    assert said == done.expected
+    assert re.match(r"a round: \d+ answers to \d+ prompts in at most .*test rows in", said[0])
+    assert ("training in about" in said[0]) == (method != "grpo")
+    assert re.match(r"memory: [\d.]+ [GM]iB as planned", said[1])
     found = read_answers(done.folder / "round-1" / "answers.jsonl")
     assert len(found) == 8
     assert {len(each.answers) for each in found} == {4}

@@ -240,6 +240,9 @@ def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_comput
         assert 2 * (without.adapter.trainable_parameters or 0) < (
             made.adapter.trainable_parameters or 0
         )
+    base = [{"name": str(folder), "quantization": "int4"}]
+    small = plan(manifest({}, base_models=base), "h200")
+    assert any("experts stay in 16 bits" in remark.text for remark in small.remarks)
     sinks = tiny_model(tmp_path / "models" / "sinks", "gpt_oss")
     own = manifest({}, base_models=[{"name": str(sinks)}])
     assert [plan(own, card).kernels.attention for card in ("h200", None)] == ["flex", "eager"]

@@ -110,6 +110,7 @@ def improve(
             **asked,
             overrides=tuple(overrides or ()),
             tell=view,
+            say=lambda text: show(console, text, "dim"),
             train=_training(console, view),
         )
     if as_json:

@@ -26,6 +26,7 @@ from expert.core.rundir import RunFolder
 from expert.core.stored_json import read_object
 from expert.core.text import counted, json_text
 from expert.jobs.improve.answers import Asked, ask, doubts_about, facts_of, read_answers
+from expert.jobs.improve.expected import expected_round
 from expert.jobs.improve.overlap import overlapping
 from expert.jobs.improve.rows import (
     copies_for,
@@ -111,6 +112,8 @@ class Improvement:
     overlap: int = 0
     """Training prompts that are not asked, since they are in the test set."""
     rounds: list[Round] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+    """Time and memory of a round."""
     ended: str = ""
     """Why there are no more rounds; "": interrupted."""
     notes: list[str] = field(default_factory=list)
@@ -298,6 +301,7 @@ def improve(
     resume: bool = False,
     device: str = "auto",
     tell: Tell = lambda what, done, of: None,
+    say: Callable[[str], None] = lambda text: None,
     train: Train | None = None,
     **requirements: Any,
 ) -> Improvement:
@@ -307,7 +311,7 @@ def improve(
     `answers`: to each of at most `prompts` training prompts. `rft` trains the base on the right
     ones, `dpo` continues the run with pairs of a right and a wrong one, `grpo` continues it step by
     step with what it answers in that step. `overrides`: of the
-    manifest of every round. `requirements`: as in `validate`.
+    manifest of every round. `requirements`: as in `validate`. `say`: told what a round will take.
     """
     began = time.monotonic()
     folder, beside = find_expert(Path(expert) if expert is not None else None, "finished")
@@ -363,7 +367,10 @@ def improve(
         found = work.judge(str(folder.path))
         write_text_atomically(done.folder / VERDICTS, json_text(found.result.verdicts()))
         done.before = _standing(found)
+        done.expected = expected_round(start, found, len(questions), settings["answers"], method)
         done.save()
+        for line in done.expected:
+            say(line)
     while not done.ended:
         finished = sum(each.standing is not None for each in done.rounds)
         if done.best.gate:
@@ -496,7 +503,7 @@ def _read_state(folder: Path, kept: Mapping[str, Any]) -> Improvement:
         rounds = [
             Round(**{**each, "standing": standing(each.get("standing"))}) for each in kept["rounds"]
         ]
-        known = {key: kept[key] for key in ("start", "settings", "overlap", "notes")}
+        known = {key: kept[key] for key in ("start", "settings", "overlap", "notes", "expected")}
         found = Improvement(
             folder=folder, before=standing(kept.get("before")), rounds=rounds, **known
         )

@@ -15,10 +15,12 @@ from expert.manifest.schema.kinds import (
     ON_POLICY_RATE,
     OPTIMIZERS,
     PREFERENCES,
+    QUANTISED,
     SCHEDULES,
     takes,
 )
 from expert.manifest.schema.manifest import Adapter, CharGptShape
+from expert.planning.choose.kernels import base_quantization
 from expert.planning.choose.sequences import (
     LEAST_EVALUATED_ROWS,
     rows_to_evaluate,
@@ -162,6 +164,9 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
             text = f"the {shape.experts} experts of a layer get no adapter, only its attention does"
             text += ": only lora that starts by default has one for them"
         draft.warn("adapter.target_modules", text)
+        if (base := base_quantization(draft)) in QUANTISED:
+            text = f"the weights of experts stay in 16 bits: {base} is for attention alone"
+            draft.warn("model.quantization", text)
     if takes(kind, "rank"):
         rank = choose("rank", released.r, DEFAULT_RANK, "the usual rank")
     else:
