@@ -94,7 +94,7 @@ def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits():
     assert compare(found, without).share > 0.5  # the adapter has an effect
 
 
-@each("family", ["gemma3_text", "gemma4_text", "qwen3_5_text"])
+@each("family", ["gemma3_text", "gemma4_text", "qwen3_5_text", "qwen3_5_moe_text"])
 def test_an_adapter_of_a_language_model_fits_the_model_of_images_it_was_taken_from(
     tmp_path, family
 ):

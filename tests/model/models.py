@@ -71,13 +71,17 @@ def family_config(family: str, **changes: Any) -> Any:
     if family in ("olmo2", "olmo3"):
         kind = {"olmo2": "Olmo2Config", "olmo3": "Olmo3Config"}[family]
         return getattr(transformers, kind)(**{**_SIZES, **changes})
-    if family == "qwen3_5_text":
+    if family in ("qwen3_5_text", "qwen3_5_moe_text"):
         kinds = ["linear_attention", "full_attention"]
         own = {"head_dim": 16, "layer_types": kinds, "linear_num_key_heads": 2}
         own |= {"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 16}
         rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
         own["rope_parameters"] = {**rope, "mrope_section": [1, 1, 0]}
-        return transformers.Qwen3_5TextConfig(**{**_SIZES, **own, **changes})
+        if family == "qwen3_5_text":
+            return transformers.Qwen3_5TextConfig(**{**_SIZES, **own, **changes})
+        own |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        own |= {"shared_expert_intermediate_size": 48}
+        return transformers.Qwen3_5MoeTextConfig(**{**_SIZES, **own, **changes})
     if family == "gemma4_text":  # the last two layers attend to keys of the two before
         own = {"num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "sliding_window": 8}
         own |= {"layer_types": ["sliding_attention", "full_attention"] * 2}
@@ -133,12 +137,13 @@ def model_of_images(folder: Path, family: str = "gemma3_text", *, tied: bool = T
     }
     eyes |= {"num_attention_heads": 2, "patch_size": 14}
     kinds = {"gemma3_text": "Gemma3", "gemma4_text": "Gemma4", "qwen3_5_text": "Qwen3_5"}
+    kinds["qwen3_5_moe_text"] = "Qwen3_5Moe"
     kind = kinds.get(family, "Mistral3")
     if kind == "Mistral3":
         eyes["model_type"] = "pixtral"
     elif kind == "Gemma4":
         eyes |= {"num_key_value_heads": 2, "head_dim": 16}
-    elif kind == "Qwen3_5":
+    elif kind.startswith("Qwen3_5"):
         eyes = {"hidden_size": 32, "intermediate_size": 64, "depth": 1, "num_heads": 2}
         eyes |= {"out_hidden_size": WIDTH, "num_position_embeddings": 16}
     config = getattr(transformers, f"{kind}Config")(

@@ -24,7 +24,7 @@ from tests.model.test_layers_that_differ import kept_bytes, shape_of_folder
 from tests.model.test_saving import assert_same, our_logits, plain_logits
 from tests.planning.planning import manifest, plan
 
-FAMILIES = ("qwen3_moe", "mixtral", "gpt_oss")
+FAMILIES = ("qwen3_moe", "mixtral", "gpt_oss", "qwen3_5_moe_text")
 EXACT = 1e-12  # float64: sums of some hundred products in another order
 
 
@@ -40,7 +40,13 @@ def moved(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
-@each("kind", ["qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "olmoe", "qwen2_moe"])
+@each(
+    "kind",
+    [
+        *("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "olmoe", "qwen2_moe"),
+        *("qwen3_5_moe_text", "granitemoe"),
+    ],
+)
 def test_experts_of_every_kind_have_the_loss_and_the_gradients_of_peft(kind):
     """gpt-oss's have biases, turned weights and a gate of their own."""
     from peft import LoraConfig, get_peft_model
@@ -52,14 +58,14 @@ def test_experts_of_every_kind_have_the_loss_and_the_gradients_of_peft(kind):
     sizes |= {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0}
     sizes |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 6)
     config = AutoConfig.for_model(kind, **sizes)
-    config._attn_implementation = "eager"
+    config._attn_implementation, config.use_cache = "eager", False
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").double()
     for name, weight in model.named_parameters():
         if weight.dim() == 3 or "bias" in name or "gate" in name or "router" in name:
             torch.nn.init.normal_(weight, std=0.4)
     parameters = ["experts.gate_up_proj", "experts.down_proj"]
-    own: Any = {"target_modules": ["q_proj"], "target_parameters": parameters}
+    own: Any = {"target_modules": ["o_proj", "out_proj"], "target_parameters": parameters}
     adapter = LoraConfig(r=3, lora_alpha=8, **own)
     wrapped: Any = get_peft_model(model, adapter, autocast_adapter_dtype=False)
     trained = [weight for weight in wrapped.parameters() if weight.requires_grad]
@@ -217,8 +223,8 @@ def test_planned_bytes_are_what_experts_keep(tmp_path: Path, rank):
 
 
 def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_compute_a_token(tmp_path):
-    """Qwen3-30B-A3B as published: 30.5 billion, 3.3 of them active; gpt-oss-20b: 20.9."""
-    from transformers import GptOssConfig, Qwen3MoeConfig
+    """As published: Qwen3-30B-A3B, gpt-oss-20b and Qwen3.5-35B-A3B."""
+    from transformers import GptOssConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig
 
     sizes: dict[str, Any] = {"num_hidden_layers": 48, "num_experts": 128, "head_dim": 128}
     config = Qwen3MoeConfig(**sizes, num_experts_per_tok=8, vocab_size=151_936)
@@ -226,6 +232,8 @@ def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_comput
     assert (shape.parameters, shape.active_parameters) == (30_532_122_624, 3_353_032_704)
     other = GptOssConfig(num_hidden_layers=24, num_local_experts=32)
     assert shape_from_config(other.to_dict()).parameters == 20_914_757_184
+    newest = shape_from_config(Qwen3_5MoeTextConfig().to_dict())
+    assert (newest.parameters, newest.active_parameters) == (34_660_610_688, 3_454_988_928)
     folder = tiny_model(tmp_path / "models" / "base", "qwen3_moe")
     data = manifest({}, base_models=[{"name": str(folder)}])
     made = plan(data, "h200")

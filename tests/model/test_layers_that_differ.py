@@ -43,7 +43,7 @@ OF_DECAYS = 2e-3  # small differences of sums of logs, among them that of what i
 
 
 def test_families_with_layers_that_carry_a_state():
-    assert FAMILIES == ["qwen3_5_text", "lfm2"]
+    assert FAMILIES == ["qwen3_5_text", "qwen3_5_moe_text", "lfm2"]
 
 
 @each(
@@ -122,7 +122,7 @@ def test_rows_that_answer_together_answer_as_alone_and_leave_when_they_are_done(
         alone = [model.begin([prompt], 8) for prompt in prompts]
         for step in range(6):
             expected = torch.cat([each.scores for each in alone])
-            torch.testing.assert_close(together.scores, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(together.scores, expected, rtol=1e-4, atol=3e-5)
             if step == 3:
                 together.keep(torch.tensor([0, 2]))
                 del alone[1]
@@ -171,7 +171,7 @@ def test_planned_bytes_are_what_a_layer_keeps(family):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).requires_grad_(False)
     keep_documents_apart(model)
     layer, length = model.model.layers[0], 256
-    mixing = layer.linear_attn if family == "qwen3_5_text" else layer.conv
+    mixing = layer.conv if family == "lfm2" else layer.linear_attn
     hidden = torch.randn(1, length, 256, dtype=torch.bfloat16, requires_grad=True)
     numbers = torch.ones(1, length, dtype=torch.int32)
     kept = kept_bytes(model, lambda: mixing(hidden_states=hidden, seq_idx=numbers))

@@ -87,6 +87,13 @@ class Architecture:
 
 _gemma = partial(Architecture, norm="rms 1+w", mlp="gelu", tied=True)
 _gpt = partial(Architecture, norm="layer", mlp="plain", bias="all")
+_QWEN_3_5 = partial(
+    Architecture,
+    norm="rms 1+w",
+    head_norms="head",
+    recurrent="linear_attention",
+    output_gate=True,
+)
 _GEMMA_3 = _gemma(
     norms="around",
     head_norms="head",
@@ -123,9 +130,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm4": Architecture(norms="around", rotation="pairs", merged="mlp"),
     "olmo2": Architecture(norms="after", head_norms="width"),
     "olmo3": Architecture(norms="after", head_norms="width"),
-    "qwen3_5_text": Architecture(
-        norm="rms 1+w", head_norms="head", recurrent="linear_attention", output_gate=True
-    ),
+    "qwen3_5_text": _QWEN_3_5(),
+    "qwen3_5_moe_text": _QWEN_3_5(experts=True),
     "lfm2": Architecture(head_norms="head", tied=True, recurrent="conv"),
     "qwen3_moe": Architecture(head_norms="head", experts=True),
     "mixtral": Architecture(experts=True),
@@ -142,7 +148,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """By model_type. Of others the sizes are taken for Llama's, and nothing else."""
 
-TEXT_PARTS = ("gemma3_text", "gemma4_text", "mistral", "ministral3", "qwen3_5_text")
+TEXT_PARTS = (
+    *("gemma3_text", "gemma4_text", "mistral", "ministral3"),
+    *("qwen3_5_text", "qwen3_5_moe_text"),
+)
 """Language models that are loaded alone out of a model that also reads images."""
 
 FUSED_TYPES = tuple(kind for kind, each in ARCHITECTURES.items() if not each.slow_because)

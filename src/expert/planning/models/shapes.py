@@ -66,6 +66,8 @@ class ModelShape:
     """In every layer instead of an MLP."""
     experts_per_token: int = 0
     expert_ffn: int = 0
+    shared_ffn: int = 0
+    """Of an expert that every token has, with a gate of its own; 0: there is none."""
     linear_key_heads: int = 0
     """In layers of linear attention; and the widths of such heads."""
     linear_value_heads: int = 0
@@ -93,6 +95,8 @@ class ModelShape:
         }
         if self.experts:
             del sizes["up_proj"], sizes["down_proj"]
+            if self.shared_ffn:
+                sizes["shared_expert_gate"] = (self.hidden, 1)
         elif self.gated_mlp:
             sizes["gate_proj"] = (self.hidden, self.ffn)
         together: dict[str, tuple[str, ...]] = {}
@@ -208,7 +212,7 @@ _NAMES = {
     "vocab": ("vocab_size",),
 }
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx")
-_FFN_NAMES = ("block_ff_dim", "intermediate_size", "ffn_dim", "n_inner")
+_FFN_NAMES = ("block_ff_dim", "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size")
 _EXPERT_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -283,13 +287,16 @@ def _of_experts(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
     if not (experts and chosen and ffn):
         raise UnknownShape("config.json has no usable num_experts_per_tok")
     each = experts * (3 * shape.hidden * ffn + shape.hidden)
+    shared = _number(config, ("shared_expert_intermediate_size",)) or 0
+    each += 3 * shape.hidden * shared
     if ARCHITECTURES[str(config.get("model_type"))].sinks:  # with biases, the router too
         each += experts * (2 * ffn + shape.hidden + 1) + shape.heads
     return {
         "experts": experts,
         "experts_per_token": chosen,
         "expert_ffn": ffn,
-        "ffn": chosen * ffn,
+        "shared_ffn": shared,
+        "ffn": chosen * ffn + shared,
         "other_parameters": shape.layers * each,
     }
 
