@@ -50,7 +50,7 @@ from tests.each import each
 from tests.jobs.runs import plan_of, write_expert
 from tests.jobs.runs import run as run_job
 from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
-from tests.model.models import model_of_images
+from tests.model.models import model_of_images, tiny_model
 
 FULL = os.strerror(errno.ENOSPC)
 
@@ -135,6 +135,28 @@ def test_an_adapter_of_a_language_model_fits_the_model_of_images_it_was_taken_fr
     model = AutoModelForCausalLM.from_pretrained(every / "final").eval()
     found = [logits_of(model, each) for each in ids]
     assert compare(logits_of_trained(trained(every), ids), found).share < 1e-4
+
+
+MIXTURES = [
+    ("gpt_oss", {"adapter_type": "lora"}),
+    ("qwen3_moe", {"adapter_type": "lora"}),
+    ("qwen3_moe", {"adapter_type": "lora", "adapter_init": "pissa"}),
+]
+
+
+@each(("family", "settings"), MIXTURES)
+def test_a_mixture_of_experts_answers_and_is_exported_as_it_was_trained(tmp_path, family, settings):
+    from transformers import AutoModelForCausalLM
+
+    base = tiny_model(tmp_path / "models" / "base", family)
+    manifest = write_expert(tmp_path, base, {"max_steps": 2, "learning_rate": 1e-2, **settings})
+    ran = run_job(manifest).folder
+    ours, ids = trained(ran), [[5, 6, 7, 8, 9, 3, 2, 11]]
+    expected = logits_of_trained(ours, ids)
+    assert exported_to(tmp_path / "out", ran).share < 1e-4
+    merged = exported_to(tmp_path / "merged", ran, kind="merged").folder
+    stranger = AutoModelForCausalLM.from_pretrained(merged).eval()
+    assert compare(expected, [logits_of(stranger, each) for each in ids]).share < 1e-4
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "lora+soft"])

@@ -96,6 +96,9 @@ def family_config(family: str, **changes: Any) -> Any:
             )
         own |= {"num_experts": 8, "moe_intermediate_size": 32}
         return transformers.Qwen3MoeConfig(**{**_SIZES, **own, **changes})
+    if family == "olmoe":
+        own = {"num_experts": 8, "num_experts_per_tok": 2}
+        return transformers.OlmoeConfig(**{**_SIZES, **own, **changes})
     if family == "gpt_oss":  # its first block has a window
         own = {"head_dim": 16, "num_experts_per_tok": 2, "num_local_experts": 8}
         own |= {"sliding_window": 8, "intermediate_size": 96}

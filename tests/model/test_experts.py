@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from expert.model.saving import save_trained
 from expert.planning.memory.memory import saved_per_token
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import shape_from_config
+from expert.run.build import PlanUnsupported, build
 from tests.each import each
 from tests.model.models import documents, load, make_batch, plain_base, tiny_model
 from tests.model.test_layers_that_differ import kept_bytes, shape_of_folder
@@ -184,6 +185,30 @@ def test_the_busiest_experts_are_counted_between_two_lines(tmp_path: Path):
     assert busiest_experts(loaded.module) == {}  # answers and evaluations do not count
 
 
+def test_an_expert_layer_can_be_named_and_layers_beside_experts_keep_their_adapters(tmp_path: Path):
+    folder = tiny_model(tmp_path / "one", "qwen3_moe")
+    path = "model.layers.1.mlp.experts.down_proj"
+    names = [name for name, _ in load(folder, target_modules=[path]).trainable]
+    assert len(names) == 2
+    assert all(".layers.1." in name for name in names)
+    shared = tiny_model(tmp_path / "shared", "qwen3_5_moe_text")
+    names = [name for name, _ in load(shared).trainable]
+    assert sum("shared_expert.down_proj" in name for name in names) == 4
+    mixed = tiny_model(tmp_path / "mixed", "qwen3_moe", mlp_only_layers=[0])
+    ways: list[tuple[str, dict[str, Any]]] = [("dora", {}), ("lora", {"init": "pissa"})]
+    for kind, more in (*ways, ("lora", {})):
+        found = {name.split(".lora_")[0] for name, _ in load(mixed, kind, **more).trainable}
+        assert not any("layers.0.mlp" in name for name in found)  # PEFT could not load it
+
+
+def test_experts_are_neither_compiled_nor_captured(tmp_path: Path):
+    folder = tiny_model(tmp_path / "models" / "base", "olmoe")
+    made = plan(manifest({}, base_models=[{"name": str(folder)}]), "h200")
+    assert made.kernels.compile  # its shape is not known
+    with pytest.raises(PlanUnsupported, match="not with the experts"):
+        build(made, cast(Any, None), device=torch.device("cpu"))
+
+
 def test_dropout_is_that_of_layers_alone(tmp_path: Path):
     loaded = load(tiny_model(tmp_path / "model", "qwen3_moe"), dropout=0.5)
     loaded.module.train()
@@ -256,6 +281,8 @@ def test_a_mixture_of_experts_is_planned_by_its_parameters_and_those_that_comput
     assert [plan(own, card).kernels.attention for card in ("h200", None)] == ["flex", "eager"]
     data["soft_prompts"] = [{"name": "lead", "tokens": 4}]
     assert plan(data, "h200").memory.fits
+    data["training"]["config"] |= {"adapter_type": "none"}
+    assert plan(data, "h200").adapter.trainable_parameters == 4 * 64
     [found] = [each for each in made.decisions if each.path == "model.parameters"]
     assert f"{shape_of_folder(folder).active_parameters:,} of them compute" in found.because
 

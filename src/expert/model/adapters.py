@@ -161,8 +161,8 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
     """PEFT's config for the plan's adapter, with targets that the model has."""
     peft: Any = importlib.import_module("peft")
     layers, experts = linear_layers(model), _expert_weights(model, plan)
-    if experts:  # PEFT takes these names for the experts', also where another layer has them
-        layers = {n: layer for n, layer in layers.items() if _last(n) not in ("gate", *IN_EXPERTS)}
+    if taken := _names_of_experts(model):
+        layers = {name: layer for name, layer in layers.items() if _last(name) not in taken}
     feedforward = checked_targets(plan.feedforward_modules, layers, "feedforward_modules")
     targets = sorted({*_targets(model, plan, layers, experts), *feedforward})
     parameters = [name for name in experts if any(_ends(name, target) for target in targets)]
@@ -193,8 +193,10 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
         return peft.AdaLoraConfig(**adalora_schedule(rank, total_steps), **common)
     assert plan.type in ("lora", "dora"), f"adapter_type: {plan.type} is not built here"
     if parameters:  # PEFT knows no dropout for them: `add_adapter` adds it to the layers
-        last = {".".join(name.rsplit(".", 2)[-2:]) for name in parameters}
-        common |= {"target_parameters": sorted(last), "lora_dropout": 0.0}
+        lasts = {_last(name) for name in parameters}
+        if parameters == [name for name in experts if _last(name) in lasts]:
+            parameters = sorted({".".join(name.rsplit(".", 2)[-2:]) for name in parameters})
+        common |= {"target_parameters": parameters, "lora_dropout": 0.0}
     return peft.LoraConfig(r=rank, use_dora=plan.type == "dora", **common)
 
 
@@ -243,6 +245,15 @@ def _expert_weights(model: Any, plan: AdapterPlan) -> list[str]:
     return [f"{name}.{each}" for name in expert_layers(model) for each in PROJECTIONS]
 
 
+def _names_of_experts(model: Any) -> set[str]:
+    """Names of layers that PEFT takes for the experts' of this model, also where another layer has
+    them: it would give that one no adapter."""
+    theirs: Any = importlib.import_module("peft.utils.transformers_weight_conversion")
+    kinds: Any = getattr(theirs, "_MODEL_TO_CONVERSION_PATTERN", {})
+    tables: Any = getattr(theirs, "_MOE_TARGET_MODULE_MAPPING", {})
+    return set(tables.get(kinds.get(getattr(model.config, "model_type", None)), ()))
+
+
 def _targets(
     model: Any, plan: AdapterPlan, layers: dict[str, nn.Module], experts: list[str]
 ) -> list[str]:
@@ -256,7 +267,8 @@ def _targets(
         return sorted({*(last_names if matching == set(layers) else layers), *experts})
     names = [requested] if isinstance(requested, str) else list(requested)
     if experts:
-        names = [IN_EXPERTS.get(name, name) for name in names]
+        lasts = {_last(name) for name in layers}
+        names = [name if name in lasts else IN_EXPERTS.get(name, name) for name in names]
     return checked_targets(names, [*layers, *experts], "target_modules")
 
 

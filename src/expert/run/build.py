@@ -179,7 +179,11 @@ def build(
     if sharded:
         loaded, shards = _spread(loaded, plan, group.world, device)
     else:
-        fuse_experts(loaded.module, ADAPTER)
+        switched_on = [name for name in ("compile", "cuda_graphs") if getattr(plan.kernels, name)]
+        if fuse_experts(loaded.module, ADAPTER) and switched_on:
+            # They would be compiled again in every step, and graphs would keep an old adapter.
+            reason = "not with the experts of a mixture"
+            raise PlanUnsupported(KernelUnavailable(kernel=switched_on[0], reason=reason))
     _arrange_blocks(loaded, plan.kernels)
     # Gathering and reducing during a pass cannot be captured in a CUDA graph.
     capture = capture_for(plan, device) if shards is None else None

@@ -305,9 +305,10 @@ class FusedExperts:
         return run(hidden, routes, shares, self.parts, *trained)
 
 
-def fuse_experts(model: nn.Module, adapter: str) -> None:
-    """Compute experts whose weights are frozen as here; adapted ones become views of larger
-    matrices."""
+def fuse_experts(model: nn.Module, adapter: str) -> bool:
+    """Compute experts whose weights are frozen as here, if there are some; adapted ones become
+    views of larger matrices."""
+    found = False
     wrapped = {f"{name}.base_layer": each for name, each in model.named_modules()}
     for name, experts in expert_layers(model).items():
         outermost: Any = experts
@@ -315,6 +316,8 @@ def fuse_experts(model: nn.Module, adapter: str) -> None:
             outermost, name = wrapped[name], name.removesuffix(".base_layer")
         if not any(getattr(experts, each).requires_grad for each in PROJECTIONS):
             outermost.forward = FusedExperts(outermost, adapter)
+            found = True
+    return found
 
 
 def busiest_experts(model: nn.Module) -> dict[str, float]:

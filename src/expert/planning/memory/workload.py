@@ -88,7 +88,10 @@ class Workload:
             "gate_up_proj": (s.hidden, 2 * s.expert_ffn),
             "down_proj": (s.expert_ffn, s.hidden),
         }
-        parts = {"gate_up_proj": {"gate_up_proj", "gate_proj", "up_proj"}}
+        # Without an MLP beside them, its names mean theirs.
+        parts = {
+            "gate_up_proj": {"gate_up_proj", *(() if s.shared_ffn else ("gate_proj", "up_proj"))}
+        }
         return {
             name: size
             for name, size in sizes.items()
@@ -97,6 +100,8 @@ class Workload:
 
     def expert_parameters(self, experts: int) -> int:
         """Weights of the adapters of so many experts in every layer."""
+        if not self.expert_sizes:
+            return 0
         of_layer = ADAPTERS[self.adapter].weights
         each = sum(of_layer(self.rank, *size) for size in self.expert_sizes.values())
         return self.shape.layers * experts * each

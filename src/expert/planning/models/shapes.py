@@ -96,6 +96,8 @@ class ModelShape:
         if self.experts:
             del sizes["up_proj"], sizes["down_proj"]
             if self.shared_ffn:
+                inputs = dict.fromkeys(("gate_proj", "up_proj"), (self.hidden, self.shared_ffn))
+                sizes |= inputs | {"down_proj": (self.shared_ffn, self.hidden)}
                 sizes["shared_expert_gate"] = (self.hidden, 1)
         elif self.gated_mlp:
             sizes["gate_proj"] = (self.hidden, self.ffn)
@@ -288,7 +290,6 @@ def _of_experts(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
         raise UnknownShape("config.json has no usable num_experts_per_tok")
     each = experts * (3 * shape.hidden * ffn + shape.hidden)
     shared = _number(config, ("shared_expert_intermediate_size",)) or 0
-    each += 3 * shape.hidden * shared
     if ARCHITECTURES[str(config.get("model_type"))].sinks:  # with biases, the router too
         each += experts * (2 * ffn + shape.hidden + 1) + shape.heads
     return {

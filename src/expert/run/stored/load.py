@@ -15,7 +15,9 @@ from expert.core.stored_json import read_object, read_object_or_empty
 from expert.manifest.schema.dataset import DatasetSpec, Decoding
 from expert.manifest.schema.kinds import ADAPTERS, LOW_RANK
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape, Manifest, SoftPrompt
-from expert.model.base_folder import built_in_folder
+from expert.model.base_folder import built_in_folder, model_folder, read_config
+from expert.planning.choose.recipe import ADAPTER_CONFIG
+from expert.planning.models.architectures import ARCHITECTURES
 from expert.planning.run_plan import RunPlan
 from expert.run.session.identity import BaseWeights, config_of
 from expert.run.stored.choose_checkpoint import BASE, Choice
@@ -245,7 +247,8 @@ def _loaded(
     adapter = plan.adapter.model_copy(update={"start": None})  # its own weights follow
     if adapter.init == "pissa" and choice.is_final:  # saved with what it started with
         twice = {"rank": 2 * (adapter.rank or 0), "alpha": 2 * (adapter.alpha or 0.0)}
-        adapter = adapter.model_copy(update={"init": "default", **twice})
+        names = read_object(choice.path / ADAPTER_CONFIG).get("target_modules")
+        adapter = adapter.model_copy(update={"init": "default", "target_modules": names, **twice})
     of_characters = model.name == CHAR_GPT
     # A fully trained model is loaded from its final folder, without a base.
     whole = choice.is_final and (of_characters or adapter.type == "full")
@@ -260,6 +263,10 @@ def _loaded(
             raise ExpertError(f"{run.path}: {what}  (let the run finish with --resume)")
         characters = str(read_object(file).get("characters", ""))
     with loading(Path(model.location)):
+        folder = model_folder(model)
+        known = ARCHITECTURES.get(str(read_config(folder).get("model_type"))) if folder else None
+        if known is not None and known.sinks:
+            changes["attention"] = "eager"
         loaded = load_model(
             model,
             adapter,
