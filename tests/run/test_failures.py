@@ -139,7 +139,7 @@ def test_what_the_card_does_goes_into_step_events_as_numbers_without_compiling(m
     monkeypatch.setattr(instruments.time, "monotonic", lambda: next(now))
     meter = SimpleNamespace(steady_since=125.0)
     looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None, group=Group())
-    fields = instruments.Instruments._device_fields(looking, workers=1)
+    fields = instruments.Instruments._more_fields(looking, None, workers=1)
     found = fields(1)
     fields(2)
     assert asked == [(125.0, 125.0), (130.0, 125.0)]
