@@ -207,12 +207,16 @@ def _base_of(plan: RunPlan) -> str:
 
 def _on_base(trained: Trained, shared: Trained, device: torch.device) -> Trained:
     """Replace the base layers of an expert by those of another that shares its base."""
+    from expert.model.adapters import ADAPTER
+    from expert.model.fused.experts import fuse_experts
+
     model, layers = trained.loaded.causal_lm, _base_layers(shared.loaded.causal_lm)
     for name, (path, module) in _base_layers(model).items():
         if name in layers and type(layers[name][1]) is type(module):
             parent, _, child = path.rpartition(".")
             setattr(model.get_submodule(parent), child, layers[name][1])
     trained.loaded.module.to(device)
+    fuse_experts(trained.loaded.module, ADAPTER)  # of a mixture: each adapter has its own
     if trained.loaded.soft_prompts is not None:
         trained.loaded.soft_prompts.to(device)
     return replace(trained, device=device)
