@@ -247,7 +247,8 @@ def _loaded(
     adapter = plan.adapter.model_copy(update={"start": None})  # its own weights follow
     if adapter.init == "pissa" and choice.is_final:  # saved with what it started with
         twice = {"rank": 2 * (adapter.rank or 0), "alpha": 2 * (adapter.alpha or 0.0)}
-        names = read_object(choice.path / ADAPTER_CONFIG).get("target_modules")
+        saved = read_object_or_empty(choice.path / ADAPTER_CONFIG)  # a mixture's experts have none
+        names = saved.get("target_modules", adapter.target_modules)
         adapter = adapter.model_copy(update={"init": "default", "target_modules": names, **twice})
     of_characters = model.name == CHAR_GPT
     # A fully trained model is loaded from its final folder, without a base.
