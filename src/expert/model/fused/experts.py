@@ -1,6 +1,6 @@
 """LoRA on the experts of a mixture: the tokens of all experts in one grouped product each.
 
-PEFT adds B A to the weights of every expert in every step, which costs more than the tokens. Here
+PEFT adds B A to the weights of every expert in every step, which costs about as much again. Here
 tokens are sorted by expert, and the adapter lies beside the weights in one matrix
 
     weights | s B
