@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.source.imports import imports_of
 from tests.source.test_tree import SOURCE, files, imported_files
 
-MOST_SOURCE_LINES = 66_100
+MOST_SOURCE_LINES = 66_150
 MOST_TEST_LINES = 48_400
 MOST_LINES_OF_TRAIN = 40_800
 TESTS = Path(__file__).parents[1]
