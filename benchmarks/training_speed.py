@@ -365,6 +365,8 @@ def asked() -> argparse.Namespace:
 
 
 def main() -> None:
+    # Ignored in what a shell starts in the background, and cases end by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     args = asked()
     chosen = CASES
     if args.only:
