@@ -119,6 +119,8 @@ def test_an_adapter_of_a_language_model_fits_the_model_of_images_it_was_taken_fr
     for of_ours in (done.folder, merged):
         (served,) = load_models([str(of_ours)], device="cpu")
         assert compare(logits_of_trained(served.trained, ids), found).share < 1e-4
+    if family in ("gemma4_text", "qwen3_5_text"):  # the rest is the same for all
+        return
     again = write_expert(
         tmp_path / "again",
         base,
