@@ -213,7 +213,7 @@ def _rows(values: Tensor, tokens: Tensor, spare: int) -> Tensor:
 
 def grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Rows up to each expert's end times its matrix in weights [experts, inputs, outputs]."""
-    if rows.is_cuda and rows.dtype == torch.bfloat16:
+    if _has_kernel(rows, *weights.shape[1:]):
         made: Tensor = _grouped_mm(rows, weights, offs=ends)
         return made
     made = rows.new_empty(len(rows), weights.shape[2])
@@ -224,11 +224,15 @@ def grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """left' right over the rows of each expert: [experts, columns of left, of right]."""
-    if left.is_cuda and left.dtype == torch.bfloat16:
+    if _has_kernel(left, left.shape[1], right.shape[1]):
         made: Tensor = _grouped_mm(left.mT, right, offs=ends)
         return made
     spans = _spans(ends)
     return torch.stack([left[start:end].mT @ right[start:end] for start, end in spans])
+
+
+def _has_kernel(like: Tensor, *widths: int) -> bool:
+    return like.is_cuda and like.dtype == torch.bfloat16 and not any(n % WIDE for n in widths)
 
 
 def _grouped_mm(left: Tensor, right: Tensor, *, offs: Tensor) -> Any:

@@ -227,7 +227,8 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     known = ARCHITECTURES.get(kind, Architecture())
     config = {**known.defaults, **config}
     experts = next((config[key] for key in _EXPERT_NAMES if config.get(key)), None)
-    if experts and (not known.experts or config.get("mlp_only_layers") or _skips(config)):
+    skips = config.get("decoder_sparse_step", 1) != 1  # only some layers have experts
+    if experts and (not known.experts or config.get("mlp_only_layers") or skips):
         raise UnknownShape(f"a mixture of {experts} experts is not modelled")
     if config.get("kv_lora_rank"):
         raise UnknownShape("multi-head latent attention (kv_lora_rank) is not modelled")
@@ -276,11 +277,6 @@ def _own_scores(config: Mapping[str, Any], known: Architecture) -> str:
         return "adds one of no token to the attention scores"
     capped = known.caps_scores and config.get("attn_logit_softcapping", True) is not None
     return "caps attention scores" if capped else ""
-
-
-def _skips(config: Mapping[str, Any]) -> bool:
-    """Whether only some layers have experts."""
-    return bool(config.get("decoder_sparse_step", 1) != 1)
 
 
 def _of_experts(config: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
