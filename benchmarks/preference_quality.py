@@ -40,12 +40,21 @@ WAYS = {
 
 
 class StopAtNan(TrainerCallback):
+    """Keeps every step's numbers in a file at once, and stops after one that is not finite."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        with self.file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({"step": state.global_step, **(logs or {})}) + "\n")
         if logs and not math.isfinite(float(logs.get("grad_norm", 0.0))):
             control.should_training_stop = True
 
 
-def train(way: str, ours: Path, plan: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
+def train(
+    way: str, ours: Path, plan: dict[str, Any], rows: list[dict[str, Any]], steps_file: Path
+) -> Any:
     chunked_logprob._MM_OUT_DTYPE = way != "exact" and chunked_logprob._MM_OUT_DTYPE
     settings = json.loads((ours / "manifest.json").read_text())["training"]["config"]
     start = Path(settings["start_from"]) / "final"
@@ -78,7 +87,7 @@ def train(way: str, ours: Path, plan: dict[str, Any], rows: list[dict[str, Any]]
         ),
         train_dataset=datasets.Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(start),
-        callbacks=[StopAtNan()],
+        callbacks=[StopAtNan(steps_file)],
     )
     began = time.perf_counter()
     trainer.train()
@@ -130,7 +139,8 @@ def main() -> None:
     record = {"environment": environment(), "trl": version("trl"), "pairs": len(rows), "own": own}
     record["tries"] = []
     for way in args.ways.split(","):
-        model, told, sound = train(way, ours, plan, rows)
+        steps_file = args.out.with_name(f"{args.out.stem}-{way}.jsonl")
+        model, told, sound = train(way, ours, plan, rows, steps_file)
         record["tries"].append(told)
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         norms = [round(float(norm), 3) for norm in told["grad_norm"][:12] if norm is not None]
