@@ -70,9 +70,9 @@ by torch between the kernels.
 
 Of a mixture of experts, `lora` adapts attention and the experts, whose names are `gate_up_proj`
 and `down_proj` (`gate_proj` and `up_proj` mean the former); not the router, nor layers of an MLP
-beside them, whose names PEFT takes for the experts'. `rank` is that of each expert. The adapter
-is saved in PEFT's format for parameters (`target_parameters`). Their weights stay in 16 bits on a
-quantised base; published MXFP4 weights (gpt-oss) are read as 16 bits."""
+elsewhere if PEFT takes their names for the experts' (Qwen3, GLM-4.5). `rank` is that of each
+expert. The adapter is saved in PEFT's format for parameters (`target_parameters`). Their weights
+stay in 16 bits on a quantised base; published MXFP4 weights (gpt-oss) are read as 16 bits."""
 _TABLES = {CONFIG: _CONFIG_SINCE, DATASET: _DATASET_SINCE}
 _ELSEWHERE = {
     "base_models": "2.0",
