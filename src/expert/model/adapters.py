@@ -161,7 +161,7 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
     """PEFT's config for the plan's adapter, with targets that the model has."""
     peft: Any = importlib.import_module("peft")
     layers, experts = linear_layers(model), _expert_weights(model, plan)
-    if taken := _names_of_experts(model):
+    if plan.type in LOW_RANK and (taken := _names_of_experts(model)):
         layers = {name: layer for name, layer in layers.items() if _last(name) not in taken}
     feedforward = checked_targets(plan.feedforward_modules, layers, "feedforward_modules")
     targets = sorted({*_targets(model, plan, layers, experts), *feedforward})

@@ -14,13 +14,13 @@ def expected_round(
 ) -> list[str]:
     """Time and memory of a round, as far as they are known.
 
-    Answers count as the test rows' did, whose time includes loading: more of them at once take
-    less. Training counts as the rows of the first run did.
+    Answers count as the test rows did, whose time includes loading: many at once take less.
+    Training counts as the rows of the first run did.
     """
     score, plan, count = found.result.score, start.plan, prompts * answers
     each = found.seconds / max(1, score.cases)
     asked = f"a round: {counted(count, 'answer')} to {counted(prompts, 'prompt')}"
-    times = [f"{asked} in at most {duration(count * each)}"]
+    times = [f"{asked} in {duration(count * each)} at the speed of the test rows, or less"]
     events = read_events(start.folder.path / "events.jsonl")
     ended = next((each for each in reversed(list(events)) if each.get("event") == "finished"), {})
     seconds, rows = ended.get("seconds"), plan.length.rows

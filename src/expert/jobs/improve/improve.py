@@ -112,8 +112,6 @@ class Improvement:
     overlap: int = 0
     """Training prompts that are not asked, since they are in the test set."""
     rounds: list[Round] = field(default_factory=list)
-    expected: list[str] = field(default_factory=list)
-    """Time and memory of a round."""
     ended: str = ""
     """Why there are no more rounds; "": interrupted."""
     notes: list[str] = field(default_factory=list)
@@ -367,9 +365,8 @@ def improve(
         found = work.judge(str(folder.path))
         write_text_atomically(done.folder / VERDICTS, json_text(found.result.verdicts()))
         done.before = _standing(found)
-        done.expected = expected_round(start, found, len(questions), settings["answers"], method)
         done.save()
-        for line in done.expected:
+        for line in expected_round(start, found, len(questions), settings["answers"], method):
             say(line)
     while not done.ended:
         finished = sum(each.standing is not None for each in done.rounds)
@@ -503,7 +500,7 @@ def _read_state(folder: Path, kept: Mapping[str, Any]) -> Improvement:
         rounds = [
             Round(**{**each, "standing": standing(each.get("standing"))}) for each in kept["rounds"]
         ]
-        known = {key: kept[key] for key in ("start", "settings", "overlap", "notes", "expected")}
+        known = {key: kept[key] for key in ("start", "settings", "overlap", "notes")}
         found = Improvement(
             folder=folder, before=standing(kept.get("before")), rounds=rounds, **known
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -163,7 +163,7 @@ class MixedExperts(torch.autograd.Function):
         made, low_down = down.forward(gated, routes.ends)
         if down.bias is not None:
             made += down.bias[routes.experts]
-        if down.bias is None:
+        else:
             routes = routes._replace(experts=routes.ends)  # not needed again
         ctx.save_for_backward(hidden, shares, gate_up, low_up, low_down, *routes)
         ctx.parts = parts
@@ -304,7 +304,7 @@ class FusedExperts:
         if torch.is_grad_enabled():
             counts = torch.diff(routes.ends, prepend=routes.ends.new_zeros(1))
             self.chosen = counts.double() if self.chosen is None else self.chosen + counts
-        run: Any = MixedExperts.apply
+        run, shares = cast(Any, MixedExperts.apply), shares.contiguous()
         trained = (up.first, up.second, down.first, down.second)
         return run(hidden, routes, shares, self.parts, *trained)
 
@@ -324,19 +324,19 @@ def fuse_experts(model: nn.Module, adapter: str) -> bool:
     return found
 
 
-def busiest_experts(model: nn.Module) -> dict[str, float]:
+def busiest_experts(model: nn.Module) -> Tensor | None:
     """How much more often than the average the busiest expert of a layer was chosen since the last
-    call, by the mean of all layers: 1 if all are chosen alike. Empty without experts."""
+    call, by the mean of all layers: 1 if all are chosen alike. None without experts."""
     forwards = [module.__dict__.get("forward") for module in model.modules()]
     fused = [
         each for each in forwards if isinstance(each, FusedExperts) and each.chosen is not None
     ]
     if not fused:
-        return {}
+        return None
     counts = torch.stack([each.chosen for each in fused if each.chosen is not None])
     for each in fused:
         each.chosen = None
-    return {"experts/busiest": float((counts.amax(1) / counts.mean(1)).mean())}
+    return (counts.amax(1) / counts.mean(1)).mean()
 
 
 def _wrappers_of(outermost: Any) -> list[Any]:

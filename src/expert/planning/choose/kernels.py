@@ -18,6 +18,7 @@ from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import loss_chunk_for_budget
 from expert.planning.memory.workload import Workload
 from expert.planning.models.architectures import FUSED_TYPES
+from expert.planning.models.shapes import UNKNOWN_EXPERTS
 
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
@@ -288,6 +289,8 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
         if shape.recurrent == "linear_attention" and draft.on_gpu and lacking:
             text = f"its linear attention runs in plain torch, which is slow: {lacking}"
             draft.warn("kernels.attention", text)
+    if UNKNOWN_EXPERTS in draft.resolved.shape_from:
+        obstacle = obstacle or "experts would be compiled again in every step"
     if draft.on_gpu and not draft.has_capability(VOLTA):
         obstacle = f"{draft.card_label} is older than Triton supports (7.0)"
     if config.torch_compile != "auto":

@@ -202,6 +202,9 @@ class ModelShape:
 _ABSURD = 10**8
 
 
+UNKNOWN_EXPERTS = "experts is not modelled"
+
+
 class UnknownShape(ValueError):
     """A config.json whose memory cannot be estimated; the text says why."""
 
@@ -229,7 +232,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     experts = next((config[key] for key in _EXPERT_NAMES if config.get(key)), None)
     skips = config.get("decoder_sparse_step", 1) != 1  # only some layers have experts
     if experts and (not known.experts or config.get("mlp_only_layers") or skips):
-        raise UnknownShape(f"a mixture of {experts} experts is not modelled")
+        raise UnknownShape(f"a mixture of {experts} {UNKNOWN_EXPERTS}")
     if config.get("kv_lora_rank"):
         raise UnknownShape("multi-head latent attention (kv_lora_rank) is not modelled")
     if config.get("is_encoder_decoder"):

@@ -18,7 +18,7 @@ from expert.telemetry.gpu import GpuSampler, allocator_stats
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training.loop import LoopPlan
-from expert.training.recorder import Emit, MoreFields, RecompileCounter, Recorder
+from expert.training.recorder import DelayedValues, Emit, MoreFields, RecompileCounter, Recorder
 from expert.training.schedule import schedule_of, with_rollbacks
 from expert.training.spikes import SpikeWatch
 from expert.training.state import TrainState
@@ -65,14 +65,16 @@ class Instruments:
         only, as text would be searched for secrets.
         Compiling steps are excluded, as they are from the rates: the card is idle then."""
         gpu, meter, sampled_at = self.gpu, self.meter, time.monotonic()
-        sampler = cpu.CpuSampler()
+        sampler, late = cpu.CpuSampler(), DelayedValues(self.device)  # a line later on a card
 
         def fields(step: int) -> dict[str, Any]:
             nonlocal sampled_at
             # Workers are processes of their own, which would be mistaken for other programs.
             facts = {} if workers else sampler.step_fields()
-            if built is not None:
-                facts |= busiest_experts(built.loaded.module)
+            if built is not None and (ratio := busiest_experts(built.loaded.module)) is not None:
+                late.add(step, [ratio])
+                for _, (value,) in late.take():
+                    facts["experts/busiest"] = value
             if gpu is None:
                 return {**facts, "cpu_peak_memory_bytes": cpu.peak_memory_bytes()}
             since, sampled_at = sampled_at, time.monotonic()
