@@ -18,7 +18,7 @@ from torch import Tensor
 
 from expert.model.fused import (
     dropout,
-    experts,
+    expert_rows,
     float8,
     kernels,
     launching,
@@ -71,7 +71,7 @@ def both_ways(
 
     found = run(*copies())
     with monkeypatch.context() as patch:
-        for module in (kernels, rotation, dropout, experts, float8, magnitudes, packing):
+        for module in (kernels, rotation, dropout, expert_rows, float8, magnitudes, packing):
             patch.setattr(module, "uses_triton", lambda tensor: False)
         right = run(*copies())
     for one, other in zip(found, right, strict=True):
@@ -116,6 +116,8 @@ def all_kernels(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
         dropouts(dtype, device, monkeypatch)
         row_scales(dtype, device, monkeypatch)
         float8_sums(dtype, device, monkeypatch)
+        for ranks in (0, 8, 24):
+            rows_of_experts(dtype, device, monkeypatch, ranks)
         for gelu in (False, True):
             swiglus_of_sums(dtype, device, monkeypatch, gelu=gelu)
     if importlib.util.find_spec("bitsandbytes") is not None:
@@ -283,9 +285,42 @@ def gathered_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPat
 
     def run(rows: Tensor, places: Tensor, shares: Tensor) -> list[Tensor]:
         made = rows[:, :1020]  # beside spare columns
-        return [experts.gathered_sum(made, places, each) for each in (None, shares)]
+        return [expert_rows.gathered_sum(made, places, each) for each in (None, shares)]
 
     both_ways(run, [rows, places, shares], device, monkeypatch, terms=3)
+
+
+def rows_of_experts(
+    dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """Of seven experts the third is never chosen, and the last takes more than a program has."""
+    tokens, inner, numbers = 90, 160, torch.Generator().manual_seed(5)
+    chosen = torch.randint(3, 7, (tokens, 2), generator=numbers).clamp(max=6)
+    chosen[:9] -= 3
+    chosen[60:] = 6
+    hidden, gradient = (drawn(tokens, WIDTH, dtype=dtype, seed=seed) for seed in (2, 3))
+    both, of_gated = (drawn(2 * tokens, n * inner, dtype=dtype, seed=n) for n in (2, 1))
+    whole = drawn(7, ranks + 2 * inner, ranks + WIDTH, dtype=dtype)
+    shares, low = drawn(tokens, 2, dtype=dtype), drawn(2 * tokens, max(ranks, 8), dtype=dtype)
+
+    def run(hidden: Tensor, gradient: Tensor, both: Tensor, *more: Tensor) -> list[Tensor]:
+        of_gated, whole, shares, low = more
+        routes = expert_rows.routes_of(chosen.to(device), 7)
+        below, beside = whole[:, 2 * inner :, :WIDTH].mT, whole[:, : 2 * inner, WIDTH:]
+        share = shares.reshape(-1)[routes.order]
+        made = [
+            *expert_rows.rows_with_low(hidden, routes, below, routes.tokens),
+            *expert_rows.rows_with_low(both, routes, beside),
+            *expert_rows.rows_with_low(both, routes, beside[:, :inner], gated=True),
+            *expert_rows.gated_backward(both, of_gated, share, routes, beside),
+            of_gated,
+            expert_rows.outer(low, both, routes),
+            expert_rows.outer(low, hidden, routes, routes.tokens, share),
+        ]
+        return [each.float() if index == 8 else each for index, each in enumerate(made)]
+
+    given = [hidden, gradient, both, of_gated, whole, shares, low]
+    both_ways(run, given, device, monkeypatch, terms=2 * inner)
 
 
 def swiglus(

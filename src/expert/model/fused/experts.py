@@ -17,18 +17,21 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from expert.model.fused.kernels import swiglu, swiglu_backward
-from expert.model.fused.launching import kernel, uses_triton
+from expert.model.fused.expert_rows import (
+    WIDE,
+    Routes,
+    gated_backward,
+    gathered_sum,
+    grouped,
+    outer,
+    routes_of,
+    rows_with_low,
+)
 
-tl: Any = None  # set by `kernel`
 PROJECTIONS = ("gate_up_proj", "down_proj")
 """Parameters of transformers' experts, each with the weights of all experts of a layer."""
-WIDE = 8
-"""Columns beside the weights are a multiple of it: grouped products read 16 bytes at once."""
-COLUMNS = 1024
 
 
 def expert_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -77,36 +80,32 @@ class ExpertProduct:
         beside.copy_(second.view(-1, rank, experts).permute(2, 0, 1) * self.scaling)
         self._placed = first._version, second._version
 
-    def forward(self, rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """The output of rows with spare columns, which A x fills; and A x."""
-        weights = self.whole[:, : self.outputs].mT
-        low = rows.new_empty(len(rows), 0)
-        if self.spare:
-            below = self.whole[:, self.outputs :, : self.inputs].mT
-            low = grouped(rows[:, : self.inputs], below, ends)
-            rows[:, self.inputs :] = low
-        return grouped(rows, weights, ends), low
+    @property
+    def weights(self) -> Tensor:
+        """[experts, inputs and spare, outputs]: of [x | A x] the finished output."""
+        return self.whole[:, : self.outputs].mT
 
-    def backward(self, gradient: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient of the inputs, by that of the outputs with spare columns, which s B' dy
-        fills; and s B' dy."""
-        low = gradient[:, self.outputs :]
-        if self.spare:
-            beside = self.whole[:, : self.outputs, self.inputs :]
-            low.copy_(grouped(gradient[:, : self.outputs], beside, ends))
-        return grouped(gradient, self.whole[:, :, : self.inputs], ends), low
+    @property
+    def below(self) -> Tensor:
+        """A', [experts, inputs, spare]."""
+        return self.whole[:, self.outputs :, : self.inputs].mT
 
-    def of_trained(
-        self, x: Tensor, low: Tensor, gradient: Tensor, of_low: Tensor, ends: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients of `first` and `second`."""
-        if self.first is None or self.second is None:
-            return None, None
-        rank = self.rank
-        of_first = grouped_outer(of_low, x, ends)[:, :rank].reshape(self.first.shape)
-        of_second = grouped_outer(low, gradient, ends)[:, :rank]
-        of_second = of_second.permute(2, 1, 0).reshape(self.second.shape) * self.scaling
-        return of_first.to(self.first.dtype), of_second.to(self.second.dtype)
+    @property
+    def beside(self) -> Tensor:
+        """s B, [experts, outputs, spare]."""
+        return self.whole[:, : self.outputs, self.inputs :]
+
+    @property
+    def to_inputs(self) -> Tensor:
+        """[experts, outputs and spare, inputs]: of [dy | s B' dy] the gradient of the inputs."""
+        return self.whole[:, :, : self.inputs]
+
+    def of_trained(self, of_first: Tensor, of_second: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of `first` and `second`, from [experts, spare, inputs or outputs]."""
+        first, second = cast(Tensor, self.first), cast(Tensor, self.second)
+        of_first = of_first[:, : self.rank].reshape(first.shape)
+        of_second = of_second[:, : self.rank].permute(2, 1, 0).reshape(second.shape)
+        return of_first.to(first.dtype), (of_second * self.scaling).to(second.dtype)
 
 
 class ExpertParts(NamedTuple):
@@ -114,34 +113,6 @@ class ExpertParts(NamedTuple):
     down: ExpertProduct
     gate: Callable[[Tensor], Tensor] | None
     """What makes of [gate | up] the input of down; None: silu(gate) * up."""
-
-
-class Routes(NamedTuple):
-    """The chosen experts of all tokens, sorted by expert."""
-
-    order: Tensor
-    """Of each row, its place in the unsorted list."""
-    inverse: Tensor
-    """[tokens, chosen]: the rows of each token."""
-    ends: Tensor
-    """Of each expert's rows."""
-    experts: Tensor
-    """Of each row."""
-
-    @property
-    def tokens(self) -> Tensor:
-        """Of each row."""
-        return self.order // self.inverse.shape[1]
-
-
-def routes_of(chosen: Tensor, experts: int) -> Routes:
-    """`chosen`: [tokens, chosen], numbers of experts."""
-    numbers, order = torch.sort(chosen.reshape(-1), stable=True)
-    inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=order.device)
-    every = torch.arange(experts, device=order.device)
-    ends = torch.searchsorted(numbers, every, right=True).to(torch.int32)
-    return Routes(order, inverse.view(chosen.shape), ends, numbers)
 
 
 class MixedExperts(torch.autograd.Function):
@@ -152,19 +123,15 @@ class MixedExperts(torch.autograd.Function):
         ctx: Any, hidden: Tensor, routes: Routes, shares: Tensor, parts: ExpertParts, *_: Tensor
     ) -> Tensor:
         up, down, gate = parts
-        gate_up, low_up = up.forward(_rows(hidden, routes.tokens, up.spare), routes.ends)
+        rows, low_up = rows_with_low(hidden, routes, up.below, routes.tokens)
+        gate_up = grouped(rows, up.weights, routes.ends)
         if up.bias is not None:
             gate_up += up.bias[routes.experts]
-        gated = gate_up.new_empty(len(gate_up), down.inputs + down.spare)
-        if gate is None:
-            swiglu(gate_up, gated[:, : down.inputs])
-        else:
-            gated[:, : down.inputs] = gate(gate_up)
-        made, low_down = down.forward(gated, routes.ends)
+        given = gate_up if gate is None else gate(gate_up)
+        gated, low_down = rows_with_low(given, routes, down.below, gated=gate is None)
+        made = grouped(gated, down.weights, routes.ends)
         if down.bias is not None:
             made += down.bias[routes.experts]
-        else:
-            routes = routes._replace(experts=routes.ends)  # not needed again
         ctx.save_for_backward(hidden, shares, gate_up, low_up, low_down, *routes)
         ctx.parts = parts
         return gathered_sum(made, routes.inverse, shares)
@@ -173,108 +140,43 @@ class MixedExperts(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         hidden, shares, gate_up, low_up, low_down, *kept = ctx.saved_tensors
         (up, down, gate), routes = ctx.parts, Routes(*kept)
-        share = shares.reshape(-1)[routes.order, None].to(gate_up.dtype)
-        of_made = _rows(gradients[0], routes.tokens, down.spare)
-        unweighted, of_low_down = down.backward(of_made, routes.ends)
-        of_gated = unweighted * share
-        of_gate_up = gate_up.new_empty(len(gate_up), up.outputs + up.spare)
-        of_outputs = of_gate_up[:, : up.outputs]
+        tokens, share = routes.tokens, shares.reshape(-1)[routes.order]
+        of_made, of_low_down = rows_with_low(gradients[0], routes, down.beside, tokens)
+        unweighted = grouped(of_made, down.to_inputs, routes.ends)
         if gate is None:
-            swiglu_backward(gate_up, of_gated, out=of_outputs)
-            gated = of_gated  # what it is replaced with
+            of_gate_up, of_low_up, of_each = gated_backward(
+                gate_up, unweighted, share, routes, up.beside
+            )
+            gated = unweighted  # what it is replaced with
         else:
             with torch.enable_grad():
                 given = gate_up.detach().requires_grad_()
                 made = gate(given)
-            of_outputs.copy_(torch.autograd.grad(made, given, of_gated)[0])
+            weighted = unweighted * share[:, None].to(unweighted.dtype)
+            of_outputs = torch.autograd.grad(made, given, weighted)[0]
+            of_gate_up, of_low_up = rows_with_low(of_outputs, routes, up.beside)
             gated = made.detach()
-        of_made = of_made[:, : down.outputs]
+            of_each = torch.linalg.vecdot(unweighted, gated)
         of_shares = None
         if ctx.needs_input_grad[2]:
-            of_each = torch.linalg.vecdot(unweighted, gated)
             if down.bias is not None:
-                of_each = of_each + torch.linalg.vecdot(of_made, down.bias[routes.experts])
+                of_outputs = of_made[:, : down.outputs]
+                of_each = of_each + torch.linalg.vecdot(of_outputs, down.bias[routes.experts])
             of_shares = of_each[routes.inverse].to(shares.dtype)
-        trained_down = down.of_trained(
-            gated, low_down * share, of_made, of_low_down * share, routes.ends
-        )
-        del of_made, of_gated, gated, unweighted, of_low_down
-        of_rows, of_low_up = up.backward(of_gate_up, routes.ends)
-        x = hidden[routes.tokens] if up.rank else hidden
-        trained_up = up.of_trained(x, low_up, of_outputs, of_low_up, routes.ends)
+        del of_made, unweighted
+        of_rows = grouped(of_gate_up, up.to_inputs, routes.ends)
         of_hidden = gathered_sum(of_rows, routes.inverse)
-        return of_hidden, None, of_shares, None, *trained_up, *trained_down
-
-
-def _rows(values: Tensor, tokens: Tensor, spare: int) -> Tensor:
-    """The values of these tokens, with spare columns beside them."""
-    return (F.pad(values, (0, spare)) if spare else values)[tokens]
-
-
-def grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Rows up to each expert's end times its matrix in weights [experts, inputs, outputs]."""
-    if _has_kernel(rows, *weights.shape[1:]):
-        made: Tensor = _grouped_mm(rows, weights, offs=ends)
-        return made
-    made = rows.new_empty(len(rows), weights.shape[2])
-    for expert, (start, end) in enumerate(_spans(ends)):
-        made[start:end] = rows[start:end] @ weights[expert]
-    return made
-
-
-def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
-    """left' right over the rows of each expert: [experts, columns of left, of right]."""
-    if _has_kernel(left, left.shape[1], right.shape[1]):
-        made: Tensor = _grouped_mm(left.mT, right, offs=ends)
-        return made
-    spans = _spans(ends)
-    return torch.stack([left[start:end].mT @ right[start:end] for start, end in spans])
-
-
-def _has_kernel(like: Tensor, *widths: int) -> bool:
-    return like.is_cuda and like.dtype == torch.bfloat16 and not any(n % WIDE for n in widths)
-
-
-def _grouped_mm(left: Tensor, right: Tensor, *, offs: Tensor) -> Any:
-    public: Any = getattr(F, "grouped_mm", None)
-    return (public or torch._grouped_mm)(left, right, offs=offs)
-
-
-def _spans(ends: Tensor) -> list[tuple[int, int]]:
-    whole = ends.tolist()
-    return list(zip([0, *whole[:-1]], whole, strict=True))
-
-
-def gathered_sum(rows: Tensor, places: Tensor, shares: Tensor | None = None) -> Tensor:
-    """The sum of each token's rows, weighted by its shares: in a fixed order, in float32."""
-    count, width = len(places), rows.shape[1]
-    if not uses_triton(rows):
-        each = rows[places]
-        each = each if shares is None else each * shares[..., None].to(each.dtype)
-        return each.sum(dim=1)
-    out = rows.new_empty(count, width)
-    kernel(_gathered_sum)[(count, -(-width // COLUMNS))](
-        rows, places, rows if shares is None else shares, out, width, rows.stride(0),
-        CHOSEN=places.shape[1], WEIGHTED=shares is not None, COLUMNS=COLUMNS, num_warps=4,
-    )  # fmt: skip
-    return out
-
-
-def _gathered_sum(  # type: ignore[no-untyped-def]
-    rows, places, shares, out, width, stride,
-    CHOSEN: tl.constexpr, WEIGHTED: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    there = columns < width
-    total = tl.zeros((COLUMNS,), tl.float32)
-    for index in range(CHOSEN):
-        row = tl.load(places + token * CHOSEN + index)
-        value = tl.load(rows + row * stride + columns, mask=there, other=0.0).to(tl.float32)
-        if WEIGHTED:
-            value *= tl.load(shares + token * CHOSEN + index).to(tl.float32)
-        total += value
-    tl.store(out + token * width + columns, total.to(out.dtype.element_ty), mask=there)
+        trained: list[Tensor | None] = [None] * 4
+        if up.rank:
+            of_first = outer(of_low_up, hidden, routes, tokens)
+            trained[:2] = up.of_trained(
+                of_first, outer(low_up, of_gate_up[:, : up.outputs], routes)
+            )
+        if down.rank:
+            of_first = outer(of_low_down, gated, routes, share=share)
+            of_second = outer(low_down, gradients[0], routes, tokens, share)
+            trained[2:] = down.of_trained(of_first, of_second)
+        return of_hidden, None, of_shares, None, *trained
 
 
 class FusedExperts:
