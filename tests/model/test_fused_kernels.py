@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expert.model.fused import (
+    document_attention,
     dropout,
     expert_rows,
     float8,
@@ -301,23 +302,24 @@ def rows_of_experts(
     hidden, gradient = (drawn(tokens, WIDTH, dtype=dtype, seed=seed) for seed in (2, 3))
     both, of_gated = (drawn(2 * tokens, n * inner, dtype=dtype, seed=n) for n in (2, 1))
     whole = drawn(7, ranks + 2 * inner, ranks + WIDTH, dtype=dtype)
-    shares, low = drawn(tokens, 2, dtype=dtype), drawn(2 * tokens, max(ranks, 8), dtype=dtype)
+    shares, low = drawn(tokens, 2, dtype=dtype), drawn(2 * tokens, 24, dtype=dtype)
 
     def run(hidden: Tensor, gradient: Tensor, both: Tensor, *more: Tensor) -> list[Tensor]:
         of_gated, whole, shares, low = more
         routes = expert_rows.routes_of(chosen.to(device), 7)
         below, beside = whole[:, 2 * inner :, :WIDTH].mT, whole[:, : 2 * inner, WIDTH:]
         share = shares.reshape(-1)[routes.order]
-        made = [
-            *expert_rows.rows_with_low(hidden, routes, below, routes.tokens),
-            *expert_rows.rows_with_low(both, routes, beside),
-            *expert_rows.rows_with_low(both, routes, beside[:, :inner], gated=True),
-            *expert_rows.gated_backward(both, of_gated, share, routes, beside),
+        of_both = torch.cat((both, low[:, :ranks]), 1)
+        return [
+            *expert_rows.gathered_with_low(hidden, routes, below),
+            expert_rows.add_low(of_both, routes, beside),
+            of_both,
+            expert_rows.gated_backward(both, of_gated, share, of_both[:, : 2 * inner]).float(),
             of_gated,
+            of_both,
             expert_rows.outer(low, both, routes),
             expert_rows.outer(low, hidden, routes, routes.tokens, share),
         ]
-        return [each.float() if index == 8 else each for index, each in enumerate(made)]
 
     given = [hidden, gradient, both, of_gated, whole, shares, low]
     both_ways(run, given, device, monkeypatch, terms=2 * inner)
@@ -353,6 +355,33 @@ def columns(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) ->
         return [*made, *kernels.scale_columns(gradient, before, scale, in_place=True), gradient]
 
     both_ways(run, [gradient, before, scale], device, monkeypatch, terms=rows)
+
+
+@each(("heads", "kept", "width"), [(4, 2, 16), (3, 3, 24)])
+def test_attention_of_documents_is_that_of_a_mask(device, heads, kept, width):
+    """Documents of one token, of a tile and one more, and of several tiles; some boundaries are
+    not used."""
+    boundaries = torch.tensor([0, 1, 66, 130, 290, 290, 290], dtype=torch.int32)
+    sizes = ((heads, 1), (kept, 2), (kept, 3), (heads, 4))
+    drawn_parts = [drawn(290, n, width, dtype=torch.float32, seed=seed) for n, seed in sizes]
+    given = [part.to(device) for part in drawn_parts]
+    parts, upstream = [part.requires_grad_() for part in given[:3]], given[3]
+    tiles = document_attention.tiles_of(boundaries.to(device), 290)
+    run: Any = document_attention.DocumentAttention.apply
+    made = run(*parts, tiles, None)
+    found = [made.detach(), *torch.autograd.grad(made, parts, upstream)]
+    places = torch.arange(290)
+    document = torch.bucketize(places, boundaries[1:], right=True)
+    mask = (document[:, None] == document) & (places[:, None] >= places)
+    exact = [part.double().requires_grad_() for part in drawn_parts[:3]]
+    rows = [part.transpose(0, 1)[None] for part in exact]
+    attend: Any = F.scaled_dot_product_attention
+    plain = attend(*rows, attn_mask=mask, enable_gqa=heads != kept)[0]
+    right = [plain.transpose(0, 1)]
+    right += torch.autograd.grad(right[0], exact, drawn_parts[3].double())
+    for one, other in zip(found, right, strict=True):
+        error = (one.cpu().double() - other.detach()).norm() / other.detach().norm()
+        assert error < 1e-5  # float32: sums of 160 scores in another order
 
 
 @each(("dtype", "gelu"), [(torch.float64, False), (torch.float32, False), (torch.float64, True)])

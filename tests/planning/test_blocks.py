@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from expert.planning.draft import ResumedChoices
-from expert.planning.survey import Survey
 from tests.each import each
 from tests.planning.planning import decision, long_run, manifest, plan
 
@@ -45,14 +44,6 @@ def test_a_model_that_caps_its_scores_gets_attention_that_does(card, attention):
     made = plan(manifest(base_models=[{"name": "google/gemma-2-2b"}]), card)
     assert made.kernels.attention == attention
     assert made.kernels.fused_blocks is (card is not None)
-
-
-@each(("rows", "attention"), [(4_000, "flash"), (400_000, "flex")])
-def test_attention_is_compiled_only_for_runs_that_are_long_enough(rows, attention):
-    survey = Survey(rows, rows * 480, "counted", longest_tokens=1900)
-    made = plan(manifest({"batch_size": 67, "epochs": 3}), "h200", survey=survey)
-    assert made.kernels.fused_blocks
-    assert made.kernels.attention == attention
 
 
 @each(("kept", "fused"), [(None, True), (True, True), (False, False)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from expert.planning.machine.host import Fact
 from expert.planning.memory.workload import workload_of
-from expert.planning.survey import PackedRows, Survey
+from expert.planning.survey import Survey
 from tests.each import each
 from tests.planning.planning import (
     decision,
@@ -92,7 +92,7 @@ def test_kernels_follow_the_card_and_what_was_asked(path, config, card, value, s
 @each(
     ("config", "card", "value", "source"),
     [
-        ({}, "h200", "flash4", "measurement"),
+        ({}, "h200", "flash", "machine"),
         ({}, "rtx-4090", "flash", "machine"),
         ({"packing": False}, "h200", "sdpa", "machine"),
         ({"torch_compile": True}, "h200", "flex", "measurement"),
@@ -103,7 +103,7 @@ def test_kernels_follow_the_card_and_what_was_asked(path, config, card, value, s
         ({"attention": "flash"}, "h200", "flash", "manifest"),
     ],
 )
-def test_flash_attention_4_is_for_hopper_where_it_is_installed(
+def test_flash_attention_4_is_used_on_hopper_where_it_is_asked_for(
     config, card, value, source, monkeypatch
 ):
     there = "expert.planning.choose.kernels.package_version"
@@ -111,14 +111,11 @@ def test_flash_attention_4_is_for_hopper_where_it_is_installed(
     assert decision(plan(manifest(config), card), ATTENTION)[::2] == (value, source)
 
 
-def test_torch_s_kernels_run_where_flash_attention_4_is_slower_or_wrong(monkeypatch):
+def test_flash_attention_4_is_for_long_documents_and_heads_it_is_right_for(monkeypatch):
     there = "expert.planning.choose.kernels.package_version"
     monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))
-    rows = PackedRows(8_000_000, 1_000_000, 2048, 0.99, tokens=int(1_000_000 * 2048 * 0.99))
-    survey = Survey(8_000_000, int(2e9), "prepared rows", "prepared", 2048, rows)
-    config = {"adapter_type": "lora", "batch_size": 64}
-    data = manifest(config | {"max_steps": 10}), manifest(config | {"max_steps": 10_000})
-    plans = [plan(one, "h200", survey=survey) for one in data]
+    surveys = [Survey(100_000, 100_000 * tokens, "counted") for tokens in (400, 1800)]
+    plans = [plan(manifest(), "h200", survey=survey) for survey in surveys]
     assert [each.kernels.attention for each in plans] == ["flash", "flash4"]
     tiny = [{"name": "tiny"}]  # its heads have another size
     assert plan(manifest({}, base_models=tiny), "h200").kernels.attention != "flash4"

@@ -1,4 +1,4 @@
-"""Attention restricted to each document of packed rows: five kernels for transformers models.
+"""Attention restricted to each document of packed rows: kernels for transformers models.
 
 `attention_kwargs` builds what a kernel needs to know about a batch once per forward pass; the model
 passes it to every layer's attention function as keyword arguments. These functions read nothing
@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from torch.nn.attention.flex_attention import flex_attention as torch_flex_atten
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
+from expert.model.fused.document_attention import WIDEST, DocumentAttention, tiles_of
+from expert.model.fused.launching import triton_installed
 from expert.model.inputs import ModelInput, documents_of
 from expert.planning.models.resolve import expert_home
 
@@ -87,6 +90,8 @@ def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
     branch = getattr(batch, "branch", None)
     if kind in ("flash", "flash4"):
         known = {"boundaries": batch.boundaries, "longest": batch.longest}
+        if kind == "flash" and branch is None and _own_kernels_pay(batch.tokens.device):
+            known["tiles"] = tiles_of(batch.boundaries, batch.tokens.numel())
         if branch is not None:
             names = ("key_places", "key_boundaries", "key_copies")
             known |= {name: getattr(batch, name) for name in names}
@@ -98,6 +103,16 @@ def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
     # In a branch, neighbouring places may be further apart or closer than their positions.
     positions = None if branch is None else batch.positions
     return {"document_mask": document_mask(batch.positions, branch), "positions": positions}
+
+
+@functools.cache
+def _own_kernels_pay(device: torch.device) -> bool:
+    """Whether flash attention is by document_attention.py: it was measured on Hopper alone, and
+    Triton needs a C compiler, which torch's kernels do not."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        return False
+    compilers = (os.environ.get("CC", ""), "gcc", "cc", "clang")
+    return triton_installed() and any(shutil.which(name) for name in compilers if name)
 
 
 def document_mask(positions: Tensor, branch: Tensor | None = None) -> Tensor:
@@ -141,6 +156,7 @@ class KernelRequest(NamedTuple):
     document_mask: Any = None
     boundaries: Any = None
     longest: int = 0
+    tiles: Any = None
     block_mask: Any = None
     branch: Any = None
     positions: Any = None
@@ -189,8 +205,13 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Te
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
-    """torch's varlen_attn over all rows concatenated. Grouped heads are not repeated."""
+    """Our kernels for documents over all rows concatenated; torch's varlen_attn, twice as slow,
+    for what they do not do: windows, wide heads, several answers to a prompt, compiled layers."""
     flat, left = _flattened("flash", query, key, value, asked)
+    tiles = asked.tiles if left is None and not torch.compiler.is_compiling() else None
+    if tiles is not None and query.shape[-1] <= WIDEST:
+        made: Tensor = DocumentAttention.apply(*flat, tiles, asked.scaling)  # type: ignore[no-untyped-call]
+        return made.view(query.transpose(1, 2).shape)
     options = _varlen_options(-1 if left is None else left)
     ends = (asked.boundaries, _key_boundaries(asked), asked.longest, asked.longest)
     output: Tensor = _VARLEN_ATTN(*flat, *ends, scale=asked.scaling, **options)

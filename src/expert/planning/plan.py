@@ -127,9 +127,9 @@ def _settle_all(draft: PlanDraft) -> None:
     settle_length(draft)
     _settle_loader(draft)
     work = _workload(draft, rank=rank, targets=targets, places=places)
-    fused_seconds = choose_fused_blocks(draft, work, sequences)
+    choose_fused_blocks(draft, work, sequences)
     choose_compile(draft, work, sequences)
-    choose_attention(draft, fused_seconds)
+    choose_attention(draft)
     if work is not None:
         compiled, attention = draft["kernels.compile"], draft["kernels.attention"]
         fused = draft["kernels.fused_blocks"]

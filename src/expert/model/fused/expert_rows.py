@@ -1,5 +1,5 @@
 """Between the grouped products of a mixture's experts: the rows of all experts are gathered, gated
-and multiplied by narrow adapters in one pass over memory each, as Triton kernels.
+and multiplied by their narrow adapters, as Triton kernels.
 
 Rows are sorted by expert. A program takes some neighbouring ones, and for each expert among them
 the matrix of its adapter.
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expert.model.fused.kernels import swiglu, swiglu_backward
+from expert.model.fused.kernels import swiglu_backward
 from expert.model.fused.launching import kernel, power, precision_of, uses_triton, wide_of
 from expert.model.fused.swiglu_with_adapter import gate_share
 
@@ -25,6 +25,9 @@ MOST_RANKS = 128
 """Largest rank that one program multiplies."""
 ROWS, COLUMNS = 64, 128
 """Of values that a program has at once."""
+PARTS = 4
+"""Of an expert's rows that are summed at the same time: some experts have many times the rows of
+others."""
 
 
 class Routes(NamedTuple):
@@ -55,62 +58,58 @@ def routes_of(chosen: Tensor, experts: int) -> Routes:
     return Routes(order, inverse.view(chosen.shape), ends, numbers.to(torch.int32))
 
 
-def rows_with_low(
-    values: Tensor,
-    routes: Routes,
-    into: Tensor,
-    tokens: Tensor | None = None,
-    *,
-    gated: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The values of each row (of its token, if `tokens` are given; `gated`: silu(gate) * up of
-    [gate | up]) and beside them their products with the expert's matrix in `into`, [experts, width,
-    ranks]; and these products alone."""
+def gathered_with_low(values: Tensor, routes: Routes, into: Tensor) -> tuple[Tensor, Tensor]:
+    """The values of each row's token, and beside them their products with the expert's matrix in
+    `into`, [experts, width, ranks]; and these products alone."""
+    rows = values.new_empty(len(routes.experts), sum(into.shape[1:]))
+    if not _multiplies(values, into.shape[2]):
+        rows[:, : values.shape[1]] = values[routes.tokens]
+        return rows, add_low(rows, routes, into)
+    return rows, _run_low(values, rows, routes, into, routes.tokens)
+
+
+def add_low(rows: Tensor, routes: Routes, into: Tensor) -> Tensor:
+    """Multiply the first columns of rows by the expert's matrix in `into`, [experts, width, ranks],
+    write that into the other columns, and return it."""
     width, ranks = into.shape[1:]
-    count = len(values) if tokens is None else len(tokens)
-    out = values.new_empty(count, width + ranks)
-    if not _multiplies(values, ranks):
-        if gated:
-            swiglu(values, out[:, :width])
-        else:
-            out[:, :width] = values if tokens is None else values[tokens]
-        low = grouped(out[:, :width], into, routes.ends)
-        out[:, width:] = low
-        return out, low
-    low = values.new_empty(count, ranks)
+    if not ranks:
+        return rows.new_empty(len(rows), 0)
+    if _multiplies(rows, ranks):
+        return _run_low(rows, rows, routes, into)
+    low = grouped(rows[:, :width], into, routes.ends)
+    rows[:, width:] = low
+    return low
+
+
+def _run_low(
+    values: Tensor, out: Tensor, routes: Routes, into: Tensor, tokens: Tensor | None = None
+) -> Tensor:
+    count, (width, ranks) = len(out), into.shape[1:]
+    low: Tensor = values.new_empty(count, ranks)
     kernel(_rows_with_low)[(-(-count // ROWS),)](
         values, low if tokens is None else tokens, routes.experts, into, out, low,
         count, width, ranks, values.stride(0), *into.stride(), out.stride(0),
-        GATHERED=tokens is not None, GATED=gated, ADAPTED=ranks > 0, **_sizes(values, ranks),
-        num_warps=4,
+        GATHERED=tokens is not None, ADAPTED=ranks > 0, **_sizes(values, ranks), num_warps=4,
     )  # fmt: skip
-    return out, low
+    return low
 
 
-def gated_backward(
-    gate_up: Tensor, gradient: Tensor, share: Tensor, routes: Routes, into: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def gated_backward(gate_up: Tensor, gradient: Tensor, share: Tensor, out: Tensor) -> Tensor:
     """From the gradient of silu(gate) * up before it is weighted by each row's share: that of
-    [gate | up] with its products with the expert's matrix beside it, these alone, and that of the
-    shares. `gradient` becomes silu(gate) * up."""
+    [gate | up] into `out`, and that of the shares. `gradient` becomes silu(gate) * up."""
     count, width = gradient.shape
-    ranks = into.shape[2]
-    out = gate_up.new_empty(count, 2 * width + ranks)
-    if not _multiplies(gate_up, ranks):
+    if not uses_triton(gate_up):
         unweighted = gradient.clone()
         gradient *= share[:, None].to(gradient.dtype)
-        swiglu_backward(gate_up, gradient, out=out[:, : 2 * width])
-        low = grouped(out[:, : 2 * width], into, routes.ends)
-        out[:, 2 * width :] = low
-        return out, low, torch.linalg.vecdot(unweighted, gradient)
-    low = gate_up.new_empty(count, ranks)
+        swiglu_backward(gate_up, gradient, out=out)
+        of_each: Tensor = torch.linalg.vecdot(unweighted, gradient)
+        return of_each
     of_share = gate_up.new_empty(count, dtype=torch.float32)
-    kernel(_gated_backward)[(-(-count // ROWS),)](
-        gate_up, gradient, share, routes.experts, into, out, low, of_share,
-        count, width, ranks, gate_up.stride(0), gradient.stride(0), *into.stride(), out.stride(0),
-        ADAPTED=ranks > 0, **_sizes(gate_up, ranks), num_warps=4,
+    kernel(_gated_backward)[(count,)](
+        gate_up, gradient, share, out, of_share, width, gate_up.stride(0), gradient.stride(0),
+        out.stride(0), BLOCK=power(width), num_warps=4,
     )  # fmt: skip
-    return out, low, of_share
+    return of_share
 
 
 def outer(
@@ -129,14 +128,14 @@ def outer(
         spans = _spans(routes.ends)
         each = [low[start:end].mT @ values[start:end] for start, end in spans]
         return torch.stack(each).to(wide_of(values))
-    out = values.new_empty(experts, ranks, width, dtype=torch.float32)
-    kernel(_outer)[(experts, -(-width // COLUMNS))](
+    parts = values.new_empty(PARTS, experts, ranks, width, dtype=torch.float32)
+    kernel(_outer)[(experts, -(-width // COLUMNS), PARTS)](
         low, values, low if tokens is None else tokens, low if share is None else share,
-        routes.ends, out, width, ranks, low.stride(0), values.stride(0),
+        routes.ends, parts, width, ranks, low.stride(0), values.stride(0),
         GATHERED=tokens is not None, SHARED=share is not None, **_sizes(values, ranks),
         num_warps=4,
     )  # fmt: skip
-    return out
+    return parts.sum(0)
 
 
 def gathered_sum(rows: Tensor, places: Tensor, shares: Tensor | None = None) -> Tensor:
@@ -188,8 +187,8 @@ def _sizes(values: Tensor, ranks: int) -> dict[str, Any]:
 def _rows_with_low(  # type: ignore[no-untyped-def]
     values, tokens, experts, into, out, low, rows, width, ranks,
     values_stride, into_expert, into_row, into_rank, out_stride,
-    GATHERED: tl.constexpr, GATED: tl.constexpr, ADAPTED: tl.constexpr, RANKS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    GATHERED: tl.constexpr, ADAPTED: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     begin = tl.program_id(0) * ROWS
     row = (begin + tl.arange(0, ROWS)).to(tl.int64)
@@ -209,12 +208,8 @@ def _rows_with_low(  # type: ignore[no-untyped-def]
             known = mine & (column < width)[None, :]
             place = values + token[:, None] * values_stride + column[None, :]
             value = tl.load(place, mask=known, other=0.0)
-            if GATED:
-                gate = value.to(tl.float32)
-                up = tl.load(place + width, mask=known, other=0.0).to(tl.float32)
-                share, _ = gate_share(gate, False)
-                value = (gate * share * up).to(value.dtype)
-            tl.store(out + row[:, None] * out_stride + column[None, :], value, mask=known)
+            if GATHERED:
+                tl.store(out + row[:, None] * out_stride + column[None, :], value, mask=known)
             if ADAPTED:
                 at = into + one * into_expert + column[:, None] * into_row
                 known = (column < width)[:, None] & (rank < ranks)
@@ -228,60 +223,31 @@ def _rows_with_low(  # type: ignore[no-untyped-def]
 
 
 def _gated_backward(  # type: ignore[no-untyped-def]
-    both, gradient, shares, experts, into, out, low, of_share, rows, width, ranks,
-    both_stride, gradient_stride, into_expert, into_row, into_rank, out_stride,
-    ADAPTED: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    both, gradient, shares, out, of_share, width, both_stride, gradient_stride, out_stride,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    begin = tl.program_id(0) * ROWS
-    row = (begin + tl.arange(0, ROWS)).to(tl.int64)
-    there = row < rows
-    expert = tl.load(experts + row, mask=there, other=-1)
-    weight = tl.load(shares + row, mask=there, other=0.0).to(tl.float32)[:, None]
-    rank = tl.arange(0, RANKS)[None, :]
-    total = tl.zeros((ROWS, RANKS), tl.float32)
-    of_weight = tl.zeros((ROWS,), tl.float32)
-    first = tl.load(experts + begin).to(tl.int64)
-    last = tl.load(experts + tl.minimum(begin + ROWS, rows) - 1).to(tl.int64)
-    for one in range(first, last + 1):
-        mine = (expert == one)[:, None]
-        for start in range(0, width, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
-            known = mine & (column < width)[None, :]
-            place = both + row[:, None] * both_stride + column[None, :]
-            given = tl.load(place, mask=known, other=0.0)
-            gate = given.to(tl.float32)
-            up = tl.load(place + width, mask=known, other=0.0).to(tl.float32)
-            made_at = gradient + row[:, None] * gradient_stride + column[None, :]
-            of_made = tl.load(made_at, mask=known, other=0.0).to(tl.float32)
-            share, growth = gate_share(gate, False)
-            made = (gate * share * up).to(given.dtype)
-            of_weight += tl.sum(of_made * made.to(tl.float32), 1)
-            of_made *= weight
-            of_gate = (of_made * up * share * (1 + growth)).to(given.dtype)
-            of_up = (of_made * gate * share).to(given.dtype)
-            target = out + row[:, None] * out_stride + column[None, :]
-            tl.store(target, of_gate, mask=known)
-            tl.store(target + width, of_up, mask=known)
-            tl.store(made_at, made, mask=known)
-            if ADAPTED:
-                at = into + one * into_expert + column[:, None] * into_row
-                at += rank * into_rank
-                known = (column < width)[:, None] & (rank < ranks)
-                matrix = tl.load(at, mask=known, other=0.0)
-                total = tl.dot(of_gate, matrix, total, input_precision=PRECISION)
-                matrix = tl.load(at + width * into_row, mask=known, other=0.0)
-                total = tl.dot(of_up, matrix, total, input_precision=PRECISION)
-    tl.store(of_share + row, of_weight, mask=there)
-    if ADAPTED:
-        known = there[:, None] & (rank < ranks)
-        made = total.to(out.dtype.element_ty)
-        tl.store(out + row[:, None] * out_stride + 2 * width + rank, made, mask=known)
-        tl.store(low + row[:, None] * ranks + rank, made, mask=known)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    there = column < width
+    place = both + row * both_stride + column
+    given = tl.load(place, mask=there, other=0.0)
+    gate = given.to(tl.float32)
+    up = tl.load(place + width, mask=there, other=0.0).to(tl.float32)
+    made_at = gradient + row * gradient_stride + column
+    of_made = tl.load(made_at, mask=there, other=0.0).to(tl.float32)
+    share, growth = gate_share(gate, False)
+    made = (gate * share * up).to(given.dtype)
+    tl.store(of_share + row, tl.sum(of_made * made.to(tl.float32)))
+    of_made *= tl.load(shares + row).to(tl.float32)
+    target = out + row * out_stride + column
+    of_gate = of_made * up * share * (1 + growth)
+    tl.store(target, of_gate.to(given.dtype), mask=there)
+    tl.store(target + width, (of_made * gate * share).to(given.dtype), mask=there)
+    tl.store(made_at, made, mask=there)
 
 
 def _outer(  # type: ignore[no-untyped-def]
-    low, values, tokens, shares, ends, out, width, ranks, low_stride, values_stride,
+    low, values, tokens, shares, ends, parts, width, ranks, low_stride, values_stride,
     GATHERED: tl.constexpr, SHARED: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -291,7 +257,8 @@ def _outer(  # type: ignore[no-untyped-def]
     total = tl.zeros((RANKS, COLUMNS), tl.float32)
     begin = tl.load(ends + expert - 1, mask=expert > 0, other=0)
     end = tl.load(ends + expert)
-    for start in range(begin, end, ROWS):
+    own, every = tl.program_id(2), tl.num_programs(2)
+    for start in range(begin + own * ROWS, end, every * ROWS):
         row = (start + tl.arange(0, ROWS)).to(tl.int64)
         there = (row < end)[:, None]
         left = tl.load(
@@ -308,8 +275,8 @@ def _outer(  # type: ignore[no-untyped-def]
         right = tl.load(values + token[:, None] * values_stride + column, mask=known, other=0.0)
         total = tl.dot(tl.trans(left), right, total, input_precision=PRECISION)
     known = (rank < ranks)[:, None] & (column < width)
-    place = out + (expert * ranks + rank[:, None]).to(tl.int64) * width + column
-    tl.store(place, total, mask=known)
+    place = ((own * tl.num_programs(0) + expert) * ranks + rank[:, None]).to(tl.int64)
+    tl.store(parts + place * width + column, total, mask=known)
 
 
 def _gathered_sum(  # type: ignore[no-untyped-def]

@@ -22,13 +22,15 @@ from torch import Tensor, nn
 from expert.model.fused.expert_rows import (
     WIDE,
     Routes,
+    add_low,
     gated_backward,
     gathered_sum,
+    gathered_with_low,
     grouped,
     outer,
     routes_of,
-    rows_with_low,
 )
+from expert.model.fused.kernels import swiglu
 
 PROJECTIONS = ("gate_up_proj", "down_proj")
 """Parameters of transformers' experts, each with the weights of all experts of a layer."""
@@ -123,12 +125,16 @@ class MixedExperts(torch.autograd.Function):
         ctx: Any, hidden: Tensor, routes: Routes, shares: Tensor, parts: ExpertParts, *_: Tensor
     ) -> Tensor:
         up, down, gate = parts
-        rows, low_up = rows_with_low(hidden, routes, up.below, routes.tokens)
+        rows, low_up = gathered_with_low(hidden, routes, up.below)
         gate_up = grouped(rows, up.weights, routes.ends)
         if up.bias is not None:
             gate_up += up.bias[routes.experts]
-        given = gate_up if gate is None else gate(gate_up)
-        gated, low_down = rows_with_low(given, routes, down.below, gated=gate is None)
+        gated = gate_up.new_empty(len(gate_up), down.inputs + down.spare)
+        if gate is None:
+            swiglu(gate_up, gated[:, : down.inputs])
+        else:
+            gated[:, : down.inputs] = gate(gate_up)
+        low_down = add_low(gated, routes, down.below)
         made = grouped(gated, down.weights, routes.ends)
         if down.bias is not None:
             made += down.bias[routes.experts]
@@ -141,27 +147,27 @@ class MixedExperts(torch.autograd.Function):
         hidden, shares, gate_up, low_up, low_down, *kept = ctx.saved_tensors
         (up, down, gate), routes = ctx.parts, Routes(*kept)
         tokens, share = routes.tokens, shares.reshape(-1)[routes.order]
-        of_made, of_low_down = rows_with_low(gradients[0], routes, down.beside, tokens)
+        of_made, of_low_down = gathered_with_low(gradients[0], routes, down.beside)
         unweighted = grouped(of_made, down.to_inputs, routes.ends)
+        of_gate_up = gate_up.new_empty(len(gate_up), up.outputs + up.spare)
+        of_outputs = of_gate_up[:, : up.outputs]
         if gate is None:
-            of_gate_up, of_low_up, of_each = gated_backward(
-                gate_up, unweighted, share, routes, up.beside
-            )
+            of_each = gated_backward(gate_up, unweighted, share, of_outputs)
             gated = unweighted  # what it is replaced with
         else:
             with torch.enable_grad():
                 given = gate_up.detach().requires_grad_()
                 made = gate(given)
             weighted = unweighted * share[:, None].to(unweighted.dtype)
-            of_outputs = torch.autograd.grad(made, given, weighted)[0]
-            of_gate_up, of_low_up = rows_with_low(of_outputs, routes, up.beside)
+            of_outputs.copy_(torch.autograd.grad(made, given, weighted)[0])
             gated = made.detach()
             of_each = torch.linalg.vecdot(unweighted, gated)
+        of_low_up = add_low(of_gate_up, routes, up.beside)
         of_shares = None
         if ctx.needs_input_grad[2]:
             if down.bias is not None:
-                of_outputs = of_made[:, : down.outputs]
-                of_each = of_each + torch.linalg.vecdot(of_outputs, down.bias[routes.experts])
+                of_bias = torch.linalg.vecdot(of_made[:, : down.outputs], down.bias[routes.experts])
+                of_each = of_each + of_bias
             of_shares = of_each[routes.inverse].to(shares.dtype)
         del of_made, unweighted
         of_rows = grouped(of_gate_up, up.to_inputs, routes.ends)
@@ -169,9 +175,7 @@ class MixedExperts(torch.autograd.Function):
         trained: list[Tensor | None] = [None] * 4
         if up.rank:
             of_first = outer(of_low_up, hidden, routes, tokens)
-            trained[:2] = up.of_trained(
-                of_first, outer(low_up, of_gate_up[:, : up.outputs], routes)
-            )
+            trained[:2] = up.of_trained(of_first, outer(low_up, of_outputs, routes))
         if down.rank:
             of_first = outer(of_low_down, gated, routes, share=share)
             of_second = outer(low_down, gradients[0], routes, tokens, share)

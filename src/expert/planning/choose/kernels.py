@@ -20,16 +20,13 @@ from expert.planning.memory.workload import Workload
 from expert.planning.models.architectures import FUSED_TYPES
 from expert.planning.models.shapes import UNKNOWN_EXPERTS
 
-FLEX_PAYS_AFTER_SECONDS = 900
-"""FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
-1.047x as fast (fused-blocks-h200.json): 36 s are recovered after 13 minutes."""
 FLASH4_WIDTHS = (64, 128)
 FLASH_WIDTH = 256
 """Head sizes for which outputs and gradients were correct on an H200 (4.0.0b36). With 16 the
 gradient of queries was off by 1.1; others were not tried."""
-FLASH4_PAYS_AFTER_SECONDS = 120
-"""FlashAttention 4 compiles its kernels once per machine: loading took 24 s instead of 13 on an
-H200 with 16 cores, and 0.6B ran 1.12x as fast: recovered after 100 s."""
+FLASH4_PAYS_FROM = 1024
+"""Tokens of a document on average from which FlashAttention 4 is expected to be faster than our
+kernels: they read 64 queries at a time and multiply at 200 to 270 TFLOP/s, it at up to 600."""
 COMPILE_SPEEDUP = 1.3
 """Compiled blocks ran 1.24x (8B), 1.33x (1B) and 2.16x (0.6B) as fast on an H200 with LoRA, side by
 side (choose/rates.py). One card only: on others run expert benchmark."""
@@ -111,14 +108,13 @@ def base_quantization(draft: PlanDraft) -> str:
     return "int8" if asked == "fp8" and not able else asked
 
 
-def choose_attention(draft: PlanDraft, fused_seconds: float | None) -> None:
+def choose_attention(draft: PlanDraft) -> None:
     """Kernels that keep packed documents apart; SDPA for unpacked rows, older cards and fp32.
 
-    What replaces use_sdpa depends on the card, which is only known here. `fused_seconds`: the
-    training time with fused blocks and nothing else compiled.
+    What replaces use_sdpa depends on the card, which is only known here.
     """
     path = "kernels.attention"
-    chosen, because, source = _attention(draft, fused_seconds)
+    chosen, because, source = _attention(draft)
     draft.settle(path, chosen, because, source)
     if source == "fallback":
         draft.warn(path, because)
@@ -129,7 +125,7 @@ def choose_attention(draft: PlanDraft, fused_seconds: float | None) -> None:
         draft.supersede(path, f"{text} every pair of tokens")
 
 
-def _attention(draft: PlanDraft, fused_seconds: float | None) -> tuple[str, str, Source]:
+def _attention(draft: PlanDraft) -> tuple[str, str, Source]:
     """The attention, why, and the source of that choice."""
     config, packed, hopper = draft.config, draft.packed, draft.target.capability == HOPPER
     able, without4 = draft.has_capability(AMPERE), _why_not_flash4(draft)
@@ -160,25 +156,24 @@ def _attention(draft: PlanDraft, fused_seconds: float | None) -> tuple[str, str,
         return "sdpa", because, "machine"
     if not packed:
         return "sdpa", "rows are not packed: SDPA picks its fastest kernel", "machine"
-    known = draft.packed_rows
-    full = known is None or known.fill >= FULL_ENOUGH  # FlexAttention needs a fixed width
-    long = full and (fused_seconds or 0) > FLEX_PAYS_AFTER_SECONDS
-    brief = fused_seconds is not None and fused_seconds < FLASH4_PAYS_AFTER_SECONDS
-    if flashes and hopper and not (without4 or brief):
-        because = "FlashAttention 4 made runs 1.12x (0.6B) and 1.04x (8B) as fast on an H200"
-        return "flash4", because, "measurement"
-    if hopper and (draft["kernels.compile"] or long):
+    if flashes and hopper and not without4 and _mean_tokens(draft) >= FLASH4_PAYS_FROM:
+        because = f"documents of {_mean_tokens(draft):,.0f} tokens suit FlashAttention 4"
+        return "flash4", because, "machine"
+    if hopper and draft["kernels.compile"]:
         # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B in one
         # run; at 8B, in two runs, 16,415 against 16,229.
-        because = "FlexAttention with document masks ran 1.07x as fast as flash on an H200 (0.6B)"
+        because = "FlexAttention compiles with the blocks; 1.07x as fast as torch's flash (0.6B)"
         return "flex", because, "measurement"
     if not flashes:
         lacking = "variable-length flash attention needs Ampere or later, and 16 bits"
         return "sdpa", f"{lacking}: SDPA with a document mask", "machine"
-    if hopper and without4 and not brief:
-        text = f"FlashAttention 4 would make steps up to 1.12x as fast: {pip_install('flash4')}"
-        draft.advise("kernels.attention", text)
     return "flash", "variable-length flash attention keeps packed documents apart", "machine"
+
+
+def _mean_tokens(draft: PlanDraft) -> float:
+    """Of a document; 0 if unknown."""
+    rows, tokens = draft.survey.rows, draft.survey.tokens
+    return tokens / rows if rows and tokens else 0.0
 
 
 def _why_not_flash4(draft: PlanDraft) -> str:
@@ -225,15 +220,12 @@ def choose_switches(draft: PlanDraft) -> None:
 # --- blocks: by fused kernels, compiled, or as the model has them --------------------------------
 
 
-def choose_fused_blocks(
-    draft: PlanDraft, work: Workload | None, sequences: int | None
-) -> float | None:
-    """As fast as compiled blocks from the first step, with less memory: chosen wherever possible.
-    Returns the expected training time with them, if known."""
+def choose_fused_blocks(draft: PlanDraft, work: Workload | None, sequences: int | None) -> None:
+    """As fast as compiled blocks from the first step, with less memory: wherever possible."""
     asked = draft.config.fused_blocks
     if asked == "auto" and draft.kept.fused_blocks is False:
         draft.settle(FUSED, False, KEPT)
-        return None
+        return
     obstacle = _cannot_fuse(draft) or ("" if work is not None else draft.resolved.shape_from)
     if not obstacle and work is not None:
         # The attention is chosen later; what matters here is its memory.
@@ -245,14 +237,12 @@ def choose_fused_blocks(
         way, _ = choose_capture(draft, fused, sequences)
         if not way.work.is_sharded:
             because = "as fast as compiled blocks on an H200, without the time to compile"
-            chosen = draft.choose(FUSED, "fused_blocks", True, because)
-            seconds = (draft["length.total_steps"] or math.nan) * way.step_seconds
-            return seconds if chosen and math.isfinite(seconds) else None
+            draft.choose(FUSED, "fused_blocks", True, because)
+            return
         obstacle = "sharded weights cannot be fused"
     draft.settle(FUSED, False, obstacle, "fallback" if asked is True else "machine")
     if asked is True:
         draft.warn(FUSED, f"fused_blocks: true, but {obstacle}")
-    return None
 
 
 def _cannot_fuse(draft: PlanDraft) -> str:
