@@ -314,7 +314,7 @@ def rows_of_experts(
             *expert_rows.gathered_with_low(hidden, routes, below),
             expert_rows.add_low(of_both, routes, beside),
             of_both,
-            expert_rows.gated_backward(both, of_gated, share, of_both[:, : 2 * inner]).float(),
+            expert_rows.gated_backward(both, of_gated, share, of_both[:, : 2 * inner]).to(dtype),
             of_gated,
             of_both,
             expert_rows.outer(low, both, routes),

@@ -173,7 +173,7 @@ class TrainingConfig(StrictSection):
     use_tf32: Flag | Auto = AUTO
     """TF32 for the remaining float32 matrix products; auto: from compute capability 8.0."""
     attention: Attention | Auto = AUTO
-    """Attention kernel; auto: flash4, flex or flash when packed, otherwise SDPA, never eager."""
+    """Attention kernel; auto: flash (compiled: flex) when packed, otherwise SDPA, never eager."""
     use_sdpa: Flag | Auto = AUTO
     """Torch's SDPA; true without packing sets attention: sdpa."""
     flash_attention_2: Flag | None = None
