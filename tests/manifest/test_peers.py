@@ -154,6 +154,13 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
             "config.modules_to_save",
             ["embed_tokens", "lm_head"],
         ),
+        (
+            MINIMAL
+            + "lora_target_modules: [q_proj]\nlora_target_parameters: [experts.down_proj]\n",
+            "config.target_modules",
+            ["q_proj", "experts.down_proj"],
+        ),
+        (MINIMAL + "target_parameters: [experts.down_proj]\n", "config.target_modules", "auto"),
         (MINIMAL + "lora_model_dir: ./adapter\n", "config.start_from", "./adapter"),
         (MINIMAL + "chat_template: '{{ Messages }}'\n", "model.prompt_template", "{{ Messages }}"),
         (MINIMAL + "chat_template_jinja: '{% if X %}'\n", "model.prompt_template", "{% if X %}"),

@@ -271,6 +271,20 @@ def _use_dora(work: Migration, item: Item) -> None:
         work.conflict(item, kind)
 
 
+def _expert_weights(work: Migration, item: Item) -> None:
+    """Weights of experts stand among target_modules here, and all-linear includes them."""
+    config = work.section("training", "config")
+    targets = config.get("target_modules", Item(None))
+    if not item.entries() or not all(isinstance(each.value, str) for each in item.entries()):
+        work.refuse(item, "a list of names")
+    elif targets.entries():
+        config["target_modules"] = with_value(targets, [*targets.entries(), *item.entries()])
+        names = ", ".join(str(each.value) for each in item.entries())
+        work.read_as(item, f"training.config.target_modules: also {names}")
+    else:
+        work.read_as(item, "training.config.target_modules: experts are included")
+
+
 SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
     **dict.fromkeys(DTYPE_NAMES, _dtype),
     **dict.fromkeys(AMP_NAMES, _amp),
@@ -302,6 +316,10 @@ CONVERTED: dict[str, Rule] = {
     **dict.fromkeys(
         ("use_rslora", "peft_use_rslora"),
         lambda work, zone, item: work.later.append((_rslora, item)),
+    ),
+    **dict.fromkeys(
+        ("target_parameters", "lora_target_parameters", "peft_target_parameters"),
+        lambda work, zone, item: work.later.append((_expert_weights, item)),
     ),
     "packing_strategy": _packing_strategy,
     **dict.fromkeys(("model_revision", "revision_of_model"), _revision),
