@@ -40,7 +40,7 @@ def test_a_shape_reproduces_the_published_parameter_count(model):
             (name, None)
             for name in ("CodeLlama-7b-Python-hf", "gemma-3n-4b-it", "gpt2-xl", "qwen3")
         ),
-        *((name, None) for name in ("Mixtral-8x7B-v0.1", "instruct", "model", "/", "")),
+        *((name, None) for name in ("Mixtral-8x22B-v0.1", "instruct", "model", "/", "")),
         # Two shapes fit these.
         *((name, None) for name in ("Mistral-7B", "mistral-7b-instruct", "Mistral-7B-v0.9")),
     ],

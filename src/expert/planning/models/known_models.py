@@ -54,8 +54,10 @@ def _reduced(key: str, step: int) -> str:
 
 
 def _known(row: dict[str, str]) -> KnownModel:
-    """A line of the table: the hub id, the parameters, and numbers as in a config.json."""
+    """A line of the table: the hub id, the parameters, and numbers as in a config.json; `more`
+    has those of few models (KEY=NUMBER)."""
     hub_id, parameters, kind = (row.pop(key) for key in ("hub_id", "parameters", "model_type"))
+    row |= dict(pair.split("=") for pair in row.pop("more").split())
     config = {"model_type": kind, **{name: int(size) for name, size in row.items()}}
     return KnownModel(hub_id, int(parameters), shape_from_config(config))
 
