@@ -83,7 +83,7 @@ def test_a_problem_has_the_path_and_the_line_of_what_is_wrong(text: str, problem
         (
             "flash_attention_2: true",
             (
-                "line 3: flash_attention_2: not used here: torch's own flash kernels are used "
+                "line 3: flash_attention_2: not used here: flash kernels are used "
                 "where the card has them; no package is needed"
             ),
         ),

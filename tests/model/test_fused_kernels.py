@@ -20,6 +20,7 @@ from expert.model.fused import (
     document_attention,
     dropout,
     expert_rows,
+    experts,
     float8,
     kernels,
     launching,
@@ -357,6 +358,32 @@ def columns(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) ->
     both_ways(run, [gradient, before, scale], device, monkeypatch, terms=rows)
 
 
+def test_gradients_may_be_expanded(device):
+    """As a sum's are, whose columns are one number."""
+    parts = [drawn(70, 2, 16, dtype=torch.float32, seed=seed).to(device) for seed in range(3)]
+    boundaries = torch.zeros(1, dtype=torch.int32, device=device)
+    query = parts[0].requires_grad_()
+    tiles = document_attention.tiles_of(boundaries, 70)
+    made = document_attention.attend_in_documents(query, parts[1], parts[2], tiles, None)
+    (right,) = torch.autograd.grad(made, query, torch.ones_like(made), retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(made.sum(), query)[0], right)
+    routes = expert_rows.routes_of(torch.tensor([[0], [1], [0]], device=device), 2)
+    whole = drawn(2, 40, 24, dtype=torch.float32).to(device)
+    parts_of_up, down = (
+        experts.ExpertProduct(
+            whole=whole[:, :outputs, :inputs], outputs=outputs, inputs=inputs, bias=None,
+            first=None, second=None, scaling=1.0,
+        )
+        for outputs, inputs in ((40, 24), (24, 20))
+    )  # fmt: skip
+    hidden = drawn(3, 24, dtype=torch.float32).to(device).requires_grad_()
+    shares = torch.ones(3, 1, device=device)
+    run: Any = experts.MixedExperts.apply
+    out = run(hidden, routes, shares, experts.ExpertParts(parts_of_up, down, None), *[None] * 4)
+    (right,) = torch.autograd.grad(out, hidden, torch.ones_like(out), retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), hidden)[0], right)
+
+
 @each(("heads", "kept", "width"), [(4, 2, 16), (3, 3, 24)])
 def test_attention_of_documents_is_that_of_a_mask(device, heads, kept, width):
     """Documents of one token, of a tile and one more, and of several tiles; some boundaries are
@@ -367,8 +394,7 @@ def test_attention_of_documents_is_that_of_a_mask(device, heads, kept, width):
     given = [part.to(device) for part in drawn_parts]
     parts, upstream = [part.requires_grad_() for part in given[:3]], given[3]
     tiles = document_attention.tiles_of(boundaries.to(device), 290)
-    run: Any = document_attention.DocumentAttention.apply
-    made = run(*parts, tiles, None)
+    made = document_attention.attend_in_documents(parts[0], parts[1], parts[2], tiles, None)
     found = [made.detach(), *torch.autograd.grad(made, parts, upstream)]
     places = torch.arange(290)
     document = torch.bucketize(places, boundaries[1:], right=True)

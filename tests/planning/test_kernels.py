@@ -117,6 +117,8 @@ def test_flash_attention_4_is_for_long_documents_and_heads_it_is_right_for(monke
     surveys = [Survey(100_000, 100_000 * tokens, "counted") for tokens in (400, 1800)]
     plans = [plan(manifest(), "h200", survey=survey) for survey in surveys]
     assert [each.kernels.attention for each in plans] == ["flash", "flash4"]
+    cut = plan(manifest({"max_seq_length": 512}), "h200", survey=surveys[1])
+    assert cut.kernels.attention == "flash"
     tiny = [{"name": "tiny"}]  # its heads have another size
     assert plan(manifest({}, base_models=tiny), "h200").kernels.attention != "flash4"
     asked = plan(manifest({"attention": "flash4"}, base_models=tiny), "h200")

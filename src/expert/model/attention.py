@@ -11,8 +11,8 @@ import contextlib
 import functools
 import importlib
 import inspect
+import math
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -26,8 +26,8 @@ from torch.nn.attention.flex_attention import flex_attention as torch_flex_atten
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
-from expert.model.fused.document_attention import WIDEST, DocumentAttention, tiles_of
-from expert.model.fused.launching import triton_installed
+from expert.model.fused.document_attention import WIDEST, attend_in_documents, tiles_of
+from expert.model.fused.launching import kernel_failure, triton_installed
 from expert.model.inputs import ModelInput, documents_of
 from expert.planning.models.resolve import expert_home
 
@@ -90,7 +90,8 @@ def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
     branch = getattr(batch, "branch", None)
     if kind in ("flash", "flash4"):
         known = {"boundaries": batch.boundaries, "longest": batch.longest}
-        if kind == "flash" and branch is None and _own_kernels_pay(batch.tokens.device):
+        device, ours = batch.tokens.device, kind == "flash" and branch is None
+        if ours and _prefers_own_kernels(device) and not own_kernels_failure(device):
             known["tiles"] = tiles_of(batch.boundaries, batch.tokens.numel())
         if branch is not None:
             names = ("key_places", "key_boundaries", "key_copies")
@@ -105,14 +106,27 @@ def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
     return {"document_mask": document_mask(batch.positions, branch), "positions": positions}
 
 
+def _prefers_own_kernels(device: torch.device) -> bool:
+    """Whether flash attention is by document_attention.py, which was measured on Hopper alone."""
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    return hopper and triton_installed()
+
+
 @functools.cache
-def _own_kernels_pay(device: torch.device) -> bool:
-    """Whether flash attention is by document_attention.py: it was measured on Hopper alone, and
-    Triton needs a C compiler, which torch's kernels do not."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
-        return False
-    compilers = (os.environ.get("CC", ""), "gcc", "cc", "clang")
-    return triton_installed() and any(shutil.which(name) for name in compilers if name)
+def own_kernels_failure(device: torch.device) -> str:
+    """Why these kernels do not work here, tried once per process; empty if they do, or are not
+    used. Triton needs a C compiler, which torch's kernels do not."""
+
+    def two_tokens_are_right() -> bool:
+        parts = torch.eye(2, 16, device=device, dtype=torch.bfloat16)[:, None]
+        boundaries = torch.zeros(1, device=device, dtype=torch.int32)
+        made = attend_in_documents(parts, parts, parts, tiles_of(boundaries, 2), 1.0)
+        share = torch.tensor([1.0, math.e], device=device) / (1 + math.e)
+        return torch.allclose(made[1, 0, :2].float(), share, atol=1e-2)
+
+    if not _prefers_own_kernels(device):
+        return ""
+    return kernel_failure(two_tokens_are_right, "a kernel gives wrong numbers")
 
 
 def document_mask(positions: Tensor, branch: Tensor | None = None) -> Tensor:
@@ -205,12 +219,12 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Te
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
-    """Our kernels for documents over all rows concatenated; torch's varlen_attn, twice as slow,
-    for what they do not do: windows, wide heads, several answers to a prompt, compiled layers."""
+    """Our kernels for documents over all rows concatenated; torch's varlen_attn for what they do
+    not do: windows, wide heads, several answers to a prompt, compiled layers."""
     flat, left = _flattened("flash", query, key, value, asked)
     tiles = asked.tiles if left is None and not torch.compiler.is_compiling() else None
     if tiles is not None and query.shape[-1] <= WIDEST:
-        made: Tensor = DocumentAttention.apply(*flat, tiles, asked.scaling)  # type: ignore[no-untyped-call]
+        made = attend_in_documents(flat[0], flat[1], flat[2], tiles, asked.scaling)
         return made.view(query.transpose(1, 2).shape)
     options = _varlen_options(-1 if left is None else left)
     ends = (asked.boundaries, _key_boundaries(asked), asked.longest, asked.longest)

@@ -14,7 +14,7 @@ from expert.model.loss import kernel_for
 from expert.planning.run_plan import KernelPlan, RunPlan
 
 ATTENTION = {
-    "flash": "flash attention for packed documents (torch)",
+    "flash": "flash attention for packed documents",
     "flash4": "FlashAttention 4 for packed documents",
     "flex": "FlexAttention with a document mask",
     "sdpa": "SDPA attention",

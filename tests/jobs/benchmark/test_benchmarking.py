@@ -209,7 +209,7 @@ def events(monkeypatch, place: Path, code: str, limit: float = 60.0):
     ],
 )
 def test_a_setting_that_fails_or_hangs_says_why(tmp_path, monkeypatch, code, words):
-    limit = 10.0 if "sleep" in code else 60.0
+    limit = 2.0 if "sleep" in code else 60.0
     with pytest.raises(MeasurementFailed, match=words):
         list(events(monkeypatch, tmp_path, code, limit))
 

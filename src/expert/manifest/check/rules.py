@@ -292,7 +292,7 @@ def _kernels(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
     chosen = config.attention
     if config.flash_attention_2:
-        text = "torch's own flash kernels are used where the card has them; no package is needed"
+        text = "flash kernels are used where the card has them; no package is needed"
         is_other = chosen not in ("auto", "flash")
         found.not_used("flash_attention_2", f"attention: {chosen} decides" if is_other else text)
     if config.use_sdpa is True and chosen != "auto":

@@ -173,11 +173,12 @@ class TrainingConfig(StrictSection):
     use_tf32: Flag | Auto = AUTO
     """TF32 for the remaining float32 matrix products; auto: from compute capability 8.0."""
     attention: Attention | Auto = AUTO
-    """Attention kernel; auto: flash (compiled: flex) when packed, otherwise SDPA, never eager."""
+    """Attention kernel; auto: flash (on Hopper compiled: flex, long rows: flash4) when packed,
+    otherwise SDPA, never eager."""
     use_sdpa: Flag | Auto = AUTO
     """Torch's SDPA; true without packing sets attention: sdpa."""
     flash_attention_2: Flag | None = None
-    """Superseded: torch's own flash kernels run, no flash-attn package is needed."""
+    """Superseded: flash kernels run, no flash-attn package is needed."""
     memory_efficient_attention: Flag | None = None
     """Superseded: all kernels except eager are memory-efficient."""
     fused_loss: Flag | Auto = AUTO

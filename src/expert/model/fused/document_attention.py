@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expert.model.fused.launching import kernel, power, precision_of
+from expert.model.fused.launching import kernel, power, precision_of, with_even_columns
 
 tl: Any = None  # set by `kernel`
 INLINED = ("_part", "_attend_step", "_of_queries_step")
@@ -40,16 +40,24 @@ def tiles_of(boundaries: Tensor, places: int) -> Tensor:
     return torch.stack((boundaries[document], first, length), 1).to(torch.int32)
 
 
-class DocumentAttention(torch.autograd.Function):
-    """queries [tokens, heads, width], keys and values [tokens, fewer heads, width]."""
+def attend_in_documents(
+    query: Tensor, key: Tensor, value: Tensor, tiles: Tensor, scale: float | None
+) -> Tensor:
+    """queries [tokens, heads, width], keys and values [tokens, fewer heads, width]; `scale` of
+    scores: by default the inverse root of the width."""
+    scale = query.shape[2] ** -0.5 if scale is None else scale
+    run: Any = DocumentAttention.apply
+    made: Tensor = run(query, key, value, tiles, scale)
+    return made
 
+
+class DocumentAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, tiles: Tensor, scale: float | None
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, tiles: Tensor, scale: float
     ) -> Tensor:
-        tokens, heads, width = query.shape
-        scale = width**-0.5 if scale is None else scale
-        query, key, value = (_rows_of_columns(part) for part in (query, key, value))
+        tokens, heads, _ = query.shape
+        query, key, value = (with_even_columns(part) for part in (query, key, value))
         out = query.new_empty(query.shape)
         sums = query.new_empty(heads, tokens, dtype=torch.float32)
         kernel(_attend)[(len(tiles), heads)](
@@ -65,7 +73,7 @@ class DocumentAttention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         query, key, value, out, sums, tiles = ctx.saved_tensors
         tokens, heads, _ = query.shape
-        gradient, scale = _rows_of_columns(gradients[0]), ctx.scale
+        gradient, scale = with_even_columns(gradients[0]), ctx.scale
         of_query, of_key, of_value = (part.new_empty(part.shape) for part in (query, key, value))
         passed = torch.empty_like(sums)
         strides = [part.stride(axis) for part in (query, key, value, gradient) for axis in (0, 1)]
@@ -81,10 +89,6 @@ class DocumentAttention(torch.autograd.Function):
             **sizes,
         )  # fmt: skip
         return of_query, of_key, of_value, None, None
-
-
-def _rows_of_columns(part: Tensor) -> Tensor:
-    return part if part.stride(2) == 1 else part.contiguous()
 
 
 def _sizes(query: Tensor) -> dict[str, Any]:
@@ -128,7 +132,7 @@ def _attend(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
     STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, head = tl.program_id(0), tl.program_id(1)
+    tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     start = tl.load(tiles + 3 * tile).to(tl.int64)
     first, length = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if length == 0:
@@ -182,7 +186,7 @@ def _of_queries(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
     STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, head = tl.program_id(0), tl.program_id(1)
+    tile, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     start = tl.load(tiles + 3 * tile).to(tl.int64)
     first, length = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if length == 0:
@@ -223,7 +227,7 @@ def _of_keys(  # type: ignore[no-untyped-def]
     GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
     STEP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, kept = tl.program_id(0), tl.program_id(1)
+    tile, kept = tl.program_id(0), tl.program_id(1).to(tl.int64)
     start = tl.load(tiles + 3 * tile).to(tl.int64)
     first, length = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if length == 0:

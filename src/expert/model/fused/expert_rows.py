@@ -89,7 +89,7 @@ def _run_low(
     kernel(_rows_with_low)[(-(-count // ROWS),)](
         values, low if tokens is None else tokens, routes.experts, into, out, low,
         count, width, ranks, values.stride(0), *into.stride(), out.stride(0),
-        GATHERED=tokens is not None, ADAPTED=ranks > 0, **_sizes(values, ranks), num_warps=4,
+        GATHERED=tokens is not None, ADAPTED=ranks > 0, **_sizes(values, ranks),
     )  # fmt: skip
     return low
 
@@ -125,6 +125,9 @@ def outer(
     if not _multiplies(values, ranks):
         low = low if share is None else low * share[:, None].to(low.dtype)
         values = values if tokens is None else values[tokens]
+        if _has_product(values, ranks, width):
+            product: Tensor = _grouped_mm()(low.mT, values, offs=routes.ends)
+            return product.float()
         spans = _spans(routes.ends)
         each = [low[start:end].mT @ values[start:end] for start, end in spans]
         return torch.stack(each).to(wide_of(values))
@@ -133,7 +136,6 @@ def outer(
         low, values, low if tokens is None else tokens, low if share is None else share,
         routes.ends, parts, width, ranks, low.stride(0), values.stride(0),
         GATHERED=tokens is not None, SHARED=share is not None, **_sizes(values, ranks),
-        num_warps=4,
     )  # fmt: skip
     return parts.sum(0)
 
@@ -155,18 +157,21 @@ def gathered_sum(rows: Tensor, places: Tensor, shares: Tensor | None = None) -> 
 
 def grouped(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Rows up to each expert's end times its matrix in weights [experts, inputs, outputs]."""
-    if (
-        rows.is_cuda
-        and rows.dtype == torch.bfloat16
-        and not any(n % WIDE for n in weights.shape[1:])
-    ):
-        run: Any = getattr(F, "grouped_mm", None) or torch._grouped_mm
-        made: Tensor = run(rows, weights, offs=ends)
-        return made
+    if _has_product(rows, *weights.shape[1:]):
+        product: Tensor = _grouped_mm()(rows, weights, offs=ends)
+        return product
     made = rows.new_empty(len(rows), weights.shape[2])
     for expert, (start, end) in enumerate(_spans(ends)):
         made[start:end] = rows[start:end] @ weights[expert]
     return made
+
+
+def _has_product(like: Tensor, *widths: int) -> bool:
+    return like.is_cuda and like.dtype == torch.bfloat16 and not any(n % WIDE for n in widths)
+
+
+def _grouped_mm() -> Any:
+    return getattr(F, "grouped_mm", None) or torch._grouped_mm
 
 
 def _spans(ends: Tensor) -> list[tuple[int, int]]:
@@ -180,7 +185,8 @@ def _multiplies(values: Tensor, ranks: int) -> bool:
 
 def _sizes(values: Tensor, ranks: int) -> dict[str, Any]:
     tile = {"RANKS": max(16, power(ranks)), "ROWS": ROWS, "COLUMNS": COLUMNS}
-    return {**tile, "PRECISION": precision_of(values)}
+    stages = 3 if values.element_size() == 2 else 2  # of shared memory
+    return {**tile, "PRECISION": precision_of(values), "num_warps": 4, "num_stages": stages}
 
 
 # Compiled by Triton from their source.
@@ -203,18 +209,19 @@ def _rows_with_low(  # type: ignore[no-untyped-def]
     last = tl.load(experts + tl.minimum(begin + ROWS, rows) - 1).to(tl.int64)
     for one in range(first, last + 1):
         mine = (expert == one)[:, None]
-        for start in range(0, width, COLUMNS):
-            column = start + tl.arange(0, COLUMNS)
-            known = mine & (column < width)[None, :]
-            place = values + token[:, None] * values_stride + column[None, :]
-            value = tl.load(place, mask=known, other=0.0)
-            if GATHERED:
-                tl.store(out + row[:, None] * out_stride + column[None, :], value, mask=known)
-            if ADAPTED:
-                at = into + one * into_expert + column[:, None] * into_row
-                known = (column < width)[:, None] & (rank < ranks)
-                matrix = tl.load(at + rank * into_rank, mask=known, other=0.0)
-                total = tl.dot(value, matrix, total, input_precision=PRECISION)
+        if tl.sum((expert == one).to(tl.int32), 0) > 0:  # few rows may skip many experts
+            for start in range(0, width, COLUMNS):
+                column = start + tl.arange(0, COLUMNS)
+                known = mine & (column < width)[None, :]
+                place = values + token[:, None] * values_stride + column[None, :]
+                value = tl.load(place, mask=known, other=0.0)
+                if GATHERED:
+                    tl.store(out + row[:, None] * out_stride + column[None, :], value, mask=known)
+                if ADAPTED:
+                    at = into + one * into_expert + column[:, None] * into_row
+                    known = (column < width)[:, None] & (rank < ranks)
+                    matrix = tl.load(at + rank * into_rank, mask=known, other=0.0)
+                    total = tl.dot(value, matrix, total, input_precision=PRECISION)
     if ADAPTED:
         known = there[:, None] & (rank < ranks)
         made = total.to(out.dtype.element_ty)

@@ -31,6 +31,7 @@ from expert.model.fused.expert_rows import (
     routes_of,
 )
 from expert.model.fused.kernels import swiglu
+from expert.model.fused.launching import with_even_columns
 
 PROJECTIONS = ("gate_up_proj", "down_proj")
 """Parameters of transformers' experts, each with the weights of all experts of a layer."""
@@ -125,6 +126,7 @@ class MixedExperts(torch.autograd.Function):
         ctx: Any, hidden: Tensor, routes: Routes, shares: Tensor, parts: ExpertParts, *_: Tensor
     ) -> Tensor:
         up, down, gate = parts
+        hidden = with_even_columns(hidden)
         rows, low_up = gathered_with_low(hidden, routes, up.below)
         gate_up = grouped(rows, up.weights, routes.ends)
         if up.bias is not None:
@@ -147,7 +149,8 @@ class MixedExperts(torch.autograd.Function):
         hidden, shares, gate_up, low_up, low_down, *kept = ctx.saved_tensors
         (up, down, gate), routes = ctx.parts, Routes(*kept)
         tokens, share = routes.tokens, shares.reshape(-1)[routes.order]
-        of_made, of_low_down = gathered_with_low(gradients[0], routes, down.beside)
+        gradient = with_even_columns(gradients[0])
+        of_made, of_low_down = gathered_with_low(gradient, routes, down.beside)
         unweighted = grouped(of_made, down.to_inputs, routes.ends)
         of_gate_up = gate_up.new_empty(len(gate_up), up.outputs + up.spare)
         of_outputs = of_gate_up[:, : up.outputs]
@@ -178,7 +181,7 @@ class MixedExperts(torch.autograd.Function):
             trained[:2] = up.of_trained(of_first, outer(low_up, of_outputs, routes))
         if down.rank:
             of_first = outer(of_low_down, gated, routes, share=share)
-            of_second = outer(low_down, gradients[0], routes, tokens, share)
+            of_second = outer(low_down, gradient, routes, tokens, share)
             trained[2:] = down.of_trained(of_first, of_second)
         return of_hidden, None, of_shares, None, *trained
 

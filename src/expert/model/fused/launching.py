@@ -51,6 +51,11 @@ def kernel(function: Any) -> Any:
     return triton.jit(function)
 
 
+def with_even_columns(part: Tensor) -> Tensor:
+    """The same with columns beside each other, as kernels read them: gradients may be expanded."""
+    return part if part.stride(-1) == 1 else part.contiguous()
+
+
 def wide_of(tensor: Tensor) -> torch.dtype:
     """The dtype that kernels compute in."""
     return torch.promote_types(tensor.dtype, torch.float32)

@@ -146,7 +146,7 @@ def _attention(draft: PlanDraft) -> tuple[str, str, Source]:
         return "flash", f"flash4 was requested, but {without4}", "fallback"
     if asked != "auto":
         own = config.attention != "auto"
-        because = SET if own else "flash_attention_2 in the manifest; torch's own flash kernels"
+        because = SET if own else "flash_attention_2 in the manifest; no package is needed"
         return asked, because, "manifest"
     if shape is not None and shape.own_scores:
         because = f"the model {shape.own_scores}, which flash kernels and SDPA do not"
@@ -172,8 +172,7 @@ def _attention(draft: PlanDraft) -> tuple[str, str, Source]:
 
 def _mean_tokens(draft: PlanDraft) -> float:
     """Of a document; 0 if unknown."""
-    rows, tokens = draft.survey.rows, draft.survey.tokens
-    return tokens / rows if rows and tokens else 0.0
+    return min(draft.survey.mean_tokens or 0.0, float(draft["data.max_seq_length"] or 0))
 
 
 def _why_not_flash4(draft: PlanDraft) -> str:

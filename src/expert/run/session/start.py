@@ -14,6 +14,7 @@ from expert.core.publish import remove_leftovers
 from expert.core.rundir import RunFolder, unwritable
 from expert.core.stored_json import read_object_or_empty
 from expert.data.tokens.prepare import RECIPE
+from expert.model.attention import own_kernels_failure
 from expert.model.loss import loss_kernel_failure
 from expert.model.switches import list_switches
 from expert.planning.machine.host import THREAD_VARIABLES, cores_available
@@ -52,10 +53,14 @@ def announce(session: Session) -> None:
     for text in waiting:
         emit("warning", text=text)
     emit("kernels", lines=[str(line) for line in list_switches(plan, device)])
-    trouble = loss_kernel_failure(device) if plan.kernels.fused_loss else ""
-    if trouble:
-        text = f"the loss runs without its Triton kernel: {trouble}"
-        emit("warning", step=session.state.done, text=text)
+    troubles = {
+        "the loss runs": loss_kernel_failure(device) if plan.kernels.fused_loss else "",
+        "attention runs": own_kernels_failure(device) if plan.kernels.attention == "flash" else "",
+    }
+    for what, trouble in troubles.items():
+        if trouble:
+            text = f"{what} without its Triton kernel: {trouble}"
+            emit("warning", step=session.state.done, text=text)
 
 
 def started_facts(folder: RunFolder, plan: RunPlan, opened: Opened) -> dict[str, Any]:
