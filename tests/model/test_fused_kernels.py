@@ -296,6 +296,7 @@ def rows_of_experts(
     dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
     """Of seven experts the third is never chosen, and the last takes more than a program has."""
+    monkeypatch.setattr(expert_rows, "ROWS", 16)
     tokens, inner, numbers = 90, 160, torch.Generator().manual_seed(5)
     chosen = torch.randint(3, 7, (tokens, 2), generator=numbers).clamp(max=6)
     chosen[:9] -= 3

@@ -62,7 +62,7 @@ def gathered_with_low(values: Tensor, routes: Routes, into: Tensor) -> tuple[Ten
     """The values of each row's token, and beside them their products with the expert's matrix in
     `into`, [experts, width, ranks]; and these products alone."""
     rows = values.new_empty(len(routes.experts), sum(into.shape[1:]))
-    if not _multiplies(values, into.shape[2]):
+    if not _fills_tiles(values, routes, into):
         rows[:, : values.shape[1]] = values[routes.tokens]
         return rows, add_low(rows, routes, into)
     return rows, _run_low(values, rows, routes, into, routes.tokens)
@@ -74,7 +74,7 @@ def add_low(rows: Tensor, routes: Routes, into: Tensor) -> Tensor:
     width, ranks = into.shape[1:]
     if not ranks:
         return rows.new_empty(len(rows), 0)
-    if _multiplies(rows, ranks):
+    if _fills_tiles(rows, routes, into):
         return _run_low(rows, rows, routes, into)
     low = grouped(rows[:, :width], into, routes.ends)
     rows[:, width:] = low
@@ -179,6 +179,13 @@ def _spans(ends: Tensor) -> list[tuple[int, int]]:
     return list(zip([0, *whole[:-1]], whole, strict=True))
 
 
+def _fills_tiles(values: Tensor, routes: Routes, into: Tensor) -> bool:
+    """Whether a program has rows of few experts, one after the other; not when few tokens are
+    answered, of which each chose others."""
+    enough = len(routes.experts) >= ROWS * len(routes.ends)
+    return enough and _multiplies(values, into.shape[2])
+
+
 def _multiplies(values: Tensor, ranks: int) -> bool:
     return uses_triton(values) and ranks <= MOST_RANKS
 
@@ -209,19 +216,18 @@ def _rows_with_low(  # type: ignore[no-untyped-def]
     last = tl.load(experts + tl.minimum(begin + ROWS, rows) - 1).to(tl.int64)
     for one in range(first, last + 1):
         mine = (expert == one)[:, None]
-        if tl.sum((expert == one).to(tl.int32), 0) > 0:  # few rows may skip many experts
-            for start in range(0, width, COLUMNS):
-                column = start + tl.arange(0, COLUMNS)
-                known = mine & (column < width)[None, :]
-                place = values + token[:, None] * values_stride + column[None, :]
-                value = tl.load(place, mask=known, other=0.0)
-                if GATHERED:
-                    tl.store(out + row[:, None] * out_stride + column[None, :], value, mask=known)
-                if ADAPTED:
-                    at = into + one * into_expert + column[:, None] * into_row
-                    known = (column < width)[:, None] & (rank < ranks)
-                    matrix = tl.load(at + rank * into_rank, mask=known, other=0.0)
-                    total = tl.dot(value, matrix, total, input_precision=PRECISION)
+        for start in range(0, width, COLUMNS):
+            column = start + tl.arange(0, COLUMNS)
+            known = mine & (column < width)[None, :]
+            place = values + token[:, None] * values_stride + column[None, :]
+            value = tl.load(place, mask=known, other=0.0)
+            if GATHERED:
+                tl.store(out + row[:, None] * out_stride + column[None, :], value, mask=known)
+            if ADAPTED:
+                at = into + one * into_expert + column[:, None] * into_row
+                known = (column < width)[:, None] & (rank < ranks)
+                matrix = tl.load(at + rank * into_rank, mask=known, other=0.0)
+                total = tl.dot(value, matrix, total, input_precision=PRECISION)
     if ADAPTED:
         known = there[:, None] & (rank < ranks)
         made = total.to(out.dtype.element_ty)
