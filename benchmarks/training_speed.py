@@ -125,6 +125,7 @@ SIDE_CASES = [  # measured where they are named
     Case("qwen3-30b-a3b 8 layers lora", "qwen3-moe-5b", 8, LORA, OF_EXPERTS),
     Case("tiny lora", "tiny", 2, LORA),
     # What a choice of ours gains or costs.
+    Case("0.6b with flex", "qwen3-0.6b", 16, {**LORA, "attention": "flex"}),
     Case("0.6b compiled", "qwen3-0.6b", 16, COMPILED),
     Case("0.6b compiled, layer by layer", "qwen3-0.6b", 16, {**COMPILED, "fused_blocks": False}),
     Case("0.6b compiled, PEFT's sum", "qwen3-0.6b", 16, COMPILED, special={"as_peft": True}),

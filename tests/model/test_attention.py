@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +187,18 @@ def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):
     why = attention_failure("sdpa", *sizes)
     assert why.startswith("output is off by")
     assert "(tolerance 0.004" in why
+
+
+def test_flash_attention_is_that_of_torch_where_our_kernels_fail(monkeypatch):
+    """As here, without a card."""
+    monkeypatch.setattr(attention_file, "_prefers_own_kernels", lambda device: True)
+    failure: Any = attention_file.own_kernels_failure
+    failure.cache_clear()
+    rows = torch.arange(4, dtype=torch.int32)[None]
+    batch: Any = SimpleNamespace(tokens=rows, boundaries=torch.zeros(1), longest=4)
+    assert failure(rows.device)
+    assert set(attention_file.attention_kwargs("flash", batch)) == {"boundaries", "longest"}
+    failure.cache_clear()
 
 
 @pytest.mark.gpu

@@ -15,14 +15,12 @@ from torch import Tensor
 
 from expert.model.fused.kernels import swiglu_backward
 from expert.model.fused.launching import kernel, power, precision_of, uses_triton, wide_of
-from expert.model.fused.swiglu_with_adapter import gate_share
+from expert.model.fused.swiglu_with_adapter import MOST_RANKS, gate_share
 
 tl: Any = None  # set by `kernel`
 INLINED = ("gate_share",)
 WIDE = 8
 """Columns of grouped products are multiples of it: they read 16 bytes at once."""
-MOST_RANKS = 128
-"""Largest rank that one program multiplies."""
 ROWS, COLUMNS = 64, 128
 """Of values that a program has at once."""
 PARTS = 4
@@ -61,6 +59,9 @@ def routes_of(chosen: Tensor, experts: int) -> Routes:
 def gathered_with_low(values: Tensor, routes: Routes, into: Tensor) -> tuple[Tensor, Tensor]:
     """The values of each row's token, and beside them their products with the expert's matrix in
     `into`, [experts, width, ranks]; and these products alone."""
+    if not into.shape[2]:
+        rows = values[routes.tokens]
+        return rows, add_low(rows, routes, into)
     rows = values.new_empty(len(routes.experts), sum(into.shape[1:]))
     if not _fills_tiles(values, routes, into):
         rows[:, : values.shape[1]] = values[routes.tokens]
@@ -89,7 +90,7 @@ def _run_low(
     kernel(_rows_with_low)[(-(-count // ROWS),)](
         values, low if tokens is None else tokens, routes.experts, into, out, low,
         count, width, ranks, values.stride(0), *into.stride(), out.stride(0),
-        GATHERED=tokens is not None, ADAPTED=ranks > 0, **_sizes(values, ranks),
+        GATHERED=tokens is not None, **_sizes(values, ranks),
     )  # fmt: skip
     return low
 
@@ -200,8 +201,8 @@ def _sizes(values: Tensor, ranks: int) -> dict[str, Any]:
 def _rows_with_low(  # type: ignore[no-untyped-def]
     values, tokens, experts, into, out, low, rows, width, ranks,
     values_stride, into_expert, into_row, into_rank, out_stride,
-    GATHERED: tl.constexpr, ADAPTED: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    GATHERED: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     begin = tl.program_id(0) * ROWS
     row = (begin + tl.arange(0, ROWS)).to(tl.int64)
@@ -223,16 +224,14 @@ def _rows_with_low(  # type: ignore[no-untyped-def]
             value = tl.load(place, mask=known, other=0.0)
             if GATHERED:
                 tl.store(out + row[:, None] * out_stride + column[None, :], value, mask=known)
-            if ADAPTED:
-                at = into + one * into_expert + column[:, None] * into_row
-                known = (column < width)[:, None] & (rank < ranks)
-                matrix = tl.load(at + rank * into_rank, mask=known, other=0.0)
-                total = tl.dot(value, matrix, total, input_precision=PRECISION)
-    if ADAPTED:
-        known = there[:, None] & (rank < ranks)
-        made = total.to(out.dtype.element_ty)
-        tl.store(out + row[:, None] * out_stride + width + rank, made, mask=known)
-        tl.store(low + row[:, None] * ranks + rank, made, mask=known)
+            at = into + one * into_expert + column[:, None] * into_row
+            known = (column < width)[:, None] & (rank < ranks)
+            matrix = tl.load(at + rank * into_rank, mask=known, other=0.0)
+            total = tl.dot(value, matrix, total, input_precision=PRECISION)
+    known = there[:, None] & (rank < ranks)
+    made = total.to(out.dtype.element_ty)
+    tl.store(out + row[:, None] * out_stride + width + rank, made, mask=known)
+    tl.store(low + row[:, None] * ranks + rank, made, mask=known)
 
 
 def _gated_backward(  # type: ignore[no-untyped-def]

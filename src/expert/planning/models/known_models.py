@@ -63,7 +63,9 @@ def _known(row: dict[str, str]) -> KnownModel:
 
 
 _TABLE = read_text(Path(__file__).with_name("known_models.csv"))
-KNOWN_MODELS: tuple[KnownModel, ...] = tuple(map(_known, csv.DictReader(_TABLE.splitlines())))
+KNOWN_MODELS: tuple[KnownModel, ...] = tuple(
+    map(_known, csv.DictReader(_TABLE.splitlines(), restval=""))
+)
 
 
 def _by_key(step: int) -> dict[str, list[KnownModel]]:
