@@ -359,7 +359,7 @@ def columns(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) ->
     both_ways(run, [gradient, before, scale], device, monkeypatch, terms=rows)
 
 
-def test_gradients_may_be_expanded(device):
+def test_gradients_may_be_expanded(device, monkeypatch):
     """As a sum's are, whose columns are one number."""
     parts = [drawn(70, 2, 16, dtype=torch.float32, seed=seed).to(device) for seed in range(3)]
     boundaries = torch.zeros(1, dtype=torch.int32, device=device)
@@ -368,21 +368,26 @@ def test_gradients_may_be_expanded(device):
     made = document_attention.attend_in_documents(query, parts[1], parts[2], tiles, None)
     (right,) = torch.autograd.grad(made, query, torch.ones_like(made), retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(made.sum(), query)[0], right)
-    routes = expert_rows.routes_of(torch.tensor([[0], [1], [0]], device=device), 2)
-    whole = drawn(2, 40, 24, dtype=torch.float32).to(device)
-    parts_of_up, down = (
-        experts.ExpertProduct(
-            whole=whole[:, :outputs, :inputs], outputs=outputs, inputs=inputs, bias=None,
-            first=None, second=None, scaling=1.0,
-        )
-        for outputs, inputs in ((40, 24), (24, 20))
-    )  # fmt: skip
-    hidden = drawn(3, 24, dtype=torch.float32).to(device).requires_grad_()
-    shares = torch.ones(3, 1, device=device)
+    monkeypatch.setattr(expert_rows, "ROWS", 16)
+    routes = expert_rows.routes_of(torch.arange(40, device=device)[:, None] % 2, 2)
+
+    def product(outputs: int, inputs: int) -> experts.ExpertProduct:
+        sizes = (2, outputs + 8, inputs + 8), (16, inputs), (outputs, 16)
+        whole, *adapter = (drawn(*size, dtype=torch.float32).to(device) for size in sizes)
+        first, second = (part.requires_grad_() for part in adapter)
+        own: Any = {"outputs": outputs, "inputs": inputs, "bias": None, "scaling": 1.0}
+        made = experts.ExpertProduct(whole=whole, first=first, second=second, **own)
+        made.place_adapter()
+        return made
+
+    up, down = product(40, 24), product(24, 20)
+    trained: list[Any] = [drawn(40, 24, dtype=torch.float32).to(device).requires_grad_()]
+    trained += [up.first, up.second, down.first, down.second]
     run: Any = experts.MixedExperts.apply
-    out = run(hidden, routes, shares, experts.ExpertParts(parts_of_up, down, None), *[None] * 4)
-    (right,) = torch.autograd.grad(out, hidden, torch.ones_like(out), retain_graph=True)
-    torch.testing.assert_close(torch.autograd.grad(out.sum(), hidden)[0], right)
+    shares, each_part = torch.ones(40, 1, device=device), experts.ExpertParts(up, down, None)
+    out = run(trained[0], routes, shares, each_part, *trained[1:])
+    exact = torch.autograd.grad(out, trained, torch.ones_like(out), retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), trained), exact)
 
 
 @each(("heads", "kept", "width"), [(4, 2, 16), (3, 3, 24)])
